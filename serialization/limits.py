@@ -1,0 +1,21 @@
+"""WebGPU's default limits: what every conforming adapter offers (WebGPU specification,
+section 3.6.2, "supported limits"). An artifact that stays within them runs anywhere."""
+
+from __future__ import annotations
+
+#: Name (as the WebGPU specification spells it, in kebab case as wgpu-py does) -> default value.
+DEFAULT_LIMITS: dict[str, int] = {
+    "max-bind-groups": 4,
+    "max-storage-buffers-per-shader-stage": 8,
+    "max-uniform-buffer-binding-size": 65536,
+    "max-storage-buffer-binding-size": 128 << 20,
+    "max-buffer-size": 256 << 20,
+    "min-uniform-buffer-offset-alignment": 256,
+    "min-storage-buffer-offset-alignment": 256,
+    "max-compute-workgroup-storage-size": 16384,
+    "max-compute-invocations-per-workgroup": 256,
+    "max-compute-workgroup-size-x": 256,
+    "max-compute-workgroup-size-y": 256,
+    "max-compute-workgroup-size-z": 64,
+    "max-compute-workgroups-per-dimension": 65535,
+}
