@@ -1,0 +1,84 @@
+"""Errors of the runtime, and the one place where wgpu's exceptions become ours.
+
+wgpu raises at the call that caused an error (``GPUValidationError``, ``GPUOutOfMemoryError``,
+...), with a message that knows nothing of the model. :func:`gpu_errors` adds the label of the
+method and what it was doing, and picks the class a caller can act on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from executorch_wgpu.serialization.errors import InvalidProgramError, WgpuDelegateError
+
+__all__ = [
+    "DeviceLostError",
+    "InvalidInputError",
+    "InvalidProgramError",
+    "OutOfDeviceMemoryError",
+    "ProfilingError",
+    "UnsupportedDeviceError",
+    "WgpuDelegateError",
+    "gpu_errors",
+]
+
+
+class UnsupportedDeviceError(WgpuDelegateError):
+    """No usable adapter, or one without a feature or limit that the program requires. Raised
+    before anything is allocated; the message names what was required and what is there."""
+
+
+class InvalidInputError(WgpuDelegateError, ValueError):
+    """An argument of ``execute`` does not fit the program: count, type, dtype, rank, size, range,
+    or a check of the program. Nothing was sent to the GPU and no state has changed."""
+
+
+class OutOfDeviceMemoryError(WgpuDelegateError, MemoryError):
+    """The device could not allocate a buffer. The message names its size and purpose."""
+
+
+class DeviceLostError(WgpuDelegateError, RuntimeError):
+    """The device is gone (driver reset, unplugged, destroyed). Load the program again on a new
+    device; what the lost one held (states, constants) cannot be read any more."""
+
+
+class ProfilingError(WgpuDelegateError, RuntimeError):
+    """Timestamps could not be recorded or read back. The step itself has run."""
+
+
+@contextmanager
+def gpu_errors(label: str, doing: str, *, loading: bool = False) -> Iterator[None]:
+    """Turns wgpu's exceptions into ours.
+
+    Args:
+        label: the method's label, first word of the message.
+        doing: what was being done, such as ``"creating the pipeline 'add'"``.
+        loading: at load, a validation error means that the program asks for something invalid:
+            :class:`InvalidProgramError`. Later it is a fault of the runtime or the driver:
+            :class:`WgpuDelegateError`.
+
+    Raises:
+        OutOfDeviceMemoryError, DeviceLostError, InvalidProgramError, WgpuDelegateError.
+    """
+    try:
+        yield
+    except Exception as error:
+        # By name, for wgpu and wgpudawn define the same classes twice.
+        names = {cls.__name__ for cls in type(error).__mro__}
+        text = str(error).strip()
+        if "GPUError" not in names and "lost" not in text.lower():
+            raise
+        message = f"{label or 'program'}: {doing}: {text}"
+        lowered = text.lower()
+        if "GPUOutOfMemoryError" in names or "out of memory" in lowered:
+            raise OutOfDeviceMemoryError(
+                f"{message}. Free other models of this process or pick a bigger device "
+                "(`executorch-wgpu devices`)."
+            ) from error
+        if "device" in lowered and ("lost" in lowered or "destroyed" in lowered):
+            raise DeviceLostError(f"{message}. Load the program again on a new device.") from error
+        if "GPUError" not in names:
+            raise
+        cls = InvalidProgramError if loading else WgpuDelegateError
+        raise cls(message) from error
