@@ -1,0 +1,1 @@
+"""Ahead of time: the partitioner, the graph passes, the lowering."""

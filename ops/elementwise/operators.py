@@ -1,0 +1,189 @@
+"""The pointwise operators: one line each.
+
+An entry gives the arguments that are operands and the WGSL expression of one element over them
+by name; tensors and Python numbers are both taken, converted to the type the entry computes in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from executorch_wgpu.ops.builder import Builder
+from executorch_wgpu.ops.call import OpCall, Value
+from executorch_wgpu.ops.elementwise.pointwise import convert, emit_pointwise
+from executorch_wgpu.ops.registry import register
+from executorch_wgpu.ops.symbolic import Sym
+from executorch_wgpu.ops.templates import float_literal
+from executorch_wgpu.ops.tensor import Tensor
+from executorch_wgpu.serialization.dispatch_list import DType
+
+SUPPORTED = (DType.F32, DType.I32, DType.I64, DType.BOOL)
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """``operands``: schema names of the arguments in the expression. ``compute``: the type the
+    operands are converted to; None: float32 when the result is a float, int32 when it is one.
+    ``integer``: whether the expression is right for int32 results too."""
+
+    operands: tuple[str, ...]
+    expression: str | Callable[[OpCall], str]
+    compute: DType | None = None
+    integer: bool = False
+
+    def compute_dtype(self, call: OpCall) -> DType:
+        """The dtype in which the expression is evaluated."""
+        if self.compute is not None:
+            return self.compute
+        dtype = call.outputs[0].dtype
+        if dtype is not DType.BOOL:
+            return dtype
+        # A comparison: what its operands promote to.
+        dtypes = {call[n].dtype for n in self.operands if isinstance(call[n], (Value, Tensor))}
+        if DType.F32 in dtypes or any(isinstance(call[n], float) for n in self.operands):
+            return DType.F32
+        return DType.I32
+
+    def unsupported_reason(self, call: OpCall) -> str | None:
+        """See ``registry.SupportFn``."""
+        out = call.outputs[0].dtype
+        if out not in SUPPORTED:
+            return f"{out.name.lower()} results are not supported"
+        for name in self.operands:
+            operand = call[name]
+            if isinstance(operand, Value) and operand.dtype not in SUPPORTED:
+                return f"{operand.dtype.name.lower()} operands are not supported"
+            if isinstance(operand, Sym):
+                return f"a live number as operand {name!r} is not supported"
+            if isinstance(operand, float):
+                try:
+                    float_literal(operand)
+                except ValueError as error:
+                    return str(error)
+        if out is DType.I64:
+            return "int64 arithmetic: the GPU computes in 32 bits"
+        if out is DType.I32 and not self.integer:
+            return "not defined on integers here"
+        return None
+
+    def lower(self, b: Builder, call: OpCall) -> Tensor:
+        """See ``registry.LowerFn``."""
+        dtype = self.compute_dtype(call)
+        tensors: list[Tensor] = []
+        names: dict[str, str] = {}
+        for name in self.operands:
+            operand = call[name]
+            if isinstance(operand, Tensor):
+                target = DType.BOOL if name == "condition" else dtype
+                names[name] = convert(f"a{len(tensors)}", operand.dtype, target)
+                tensors.append(operand)
+            else:
+                names[name] = literal(operand, dtype)
+        text = self.expression if isinstance(self.expression, str) else self.expression(call)
+        out = b.empty(call.outputs[0].shape, call.outputs[0].dtype, _short(call.op))
+        emit_pointwise(b, _short(call.op), text.format(**names), tensors, out)
+        return out
+
+
+def literal(value: Any, dtype: DType) -> str:
+    """A Python number as a WGSL literal of the type that ``dtype`` computes in."""
+    if dtype is DType.F32:
+        return float_literal(float(value))
+    if dtype is DType.BOOL:
+        return "true" if value else "false"
+    return f"i32({int(value)})"
+
+
+def _short(op: str) -> str:
+    """``aten.add.Tensor`` -> ``add``."""
+    return op.split(".")[1]
+
+
+def _scaled(sign: str) -> Callable[[OpCall], str]:
+    """``self +- alpha * other``."""
+
+    def expression(call: OpCall) -> str:
+        alpha = call.args.get("alpha", 1)
+        if alpha == 1:
+            return f"({{self}} {sign} {{other}})"
+        dtype = DType.F32 if call.outputs[0].dtype is DType.F32 else DType.I32
+        return f"({{self}} {sign} {literal(alpha, dtype)} * {{other}})"
+
+    return expression
+
+
+def _power(call: OpCall) -> str:
+    """WGSL's pow is undefined for a negative base: small whole exponents are products, other
+    whole ones get their sign from the base's."""
+    exponent = call["exponent"]
+    if exponent == 0:
+        return "1.0"
+    if exponent in (0.5, -0.5):
+        return "sqrt({self})" if exponent > 0 else "inverseSqrt({self})"
+    if exponent == int(exponent):
+        whole = abs(int(exponent))
+        if whole <= 4:
+            text = "(" + " * ".join(["{self}"] * whole) + ")"
+        else:
+            text = "pow(abs({self}), %s)" % float_literal(float(whole))
+            if whole % 2:
+                text = f"(sign({{self}}) * {text})"
+        return text if exponent > 0 else f"(1.0 / {text})"
+    return "pow({self}, {exponent})"
+
+
+_UNARY = ("self",)
+_BINARY = ("self", "other")
+_SIGMOID = "(1.0 / (1.0 + exp(min(-({self}), 88.0))))"
+
+#: The table. Arguments of exp are clamped to where f32 is finite: WGSL lets a compiler assume
+#: that infinities do not occur.
+POINTWISE: dict[str, Pointwise] = {
+    "aten.add.Tensor": Pointwise(_BINARY, _scaled("+"), integer=True),
+    "aten.add.Scalar": Pointwise(_BINARY, _scaled("+"), integer=True),
+    "aten.sub.Tensor": Pointwise(_BINARY, _scaled("-"), integer=True),
+    "aten.sub.Scalar": Pointwise(_BINARY, _scaled("-"), integer=True),
+    "aten.mul.Tensor": Pointwise(_BINARY, "({self} * {other})", integer=True),
+    "aten.mul.Scalar": Pointwise(_BINARY, "({self} * {other})", integer=True),
+    "aten.div.Tensor": Pointwise(_BINARY, "({self} / {other})"),
+    "aten.div.Scalar": Pointwise(_BINARY, "({self} / {other})"),
+    "aten.neg.default": Pointwise(_UNARY, "(-({self}))", integer=True),
+    "aten.abs.default": Pointwise(_UNARY, "abs({self})", integer=True),
+    "aten.rsqrt.default": Pointwise(_UNARY, "inverseSqrt({self})"),
+    "aten.sqrt.default": Pointwise(_UNARY, "sqrt({self})"),
+    "aten.reciprocal.default": Pointwise(_UNARY, "(1.0 / {self})"),
+    "aten.exp.default": Pointwise(_UNARY, "exp(min({self}, 88.722))"),
+    "aten.log.default": Pointwise(_UNARY, "log({self})"),
+    "aten.sin.default": Pointwise(_UNARY, "sin({self})"),
+    "aten.cos.default": Pointwise(_UNARY, "cos({self})"),
+    "aten.tanh.default": Pointwise(_UNARY, "tanh(clamp({self}, -20.0, 20.0))"),
+    "aten.sigmoid.default": Pointwise(_UNARY, _SIGMOID),
+    "aten.silu.default": Pointwise(_UNARY, "({self} * " + _SIGMOID + ")"),
+    "aten.relu.default": Pointwise(_UNARY, "max({self}, 0.0)"),
+    "aten.pow.Tensor_Scalar": Pointwise(("self", "exponent"), _power),
+    "aten.maximum.default": Pointwise(_BINARY, "max({self}, {other})", integer=True),
+    "aten.minimum.default": Pointwise(_BINARY, "min({self}, {other})", integer=True),
+    "aten.where.self": Pointwise(
+        ("condition", "self", "other"), "select({other}, {self}, {condition})", integer=True
+    ),
+    "aten.logical_not.default": Pointwise(_UNARY, "(!{self})", compute=DType.BOOL),
+    "aten.logical_and.default": Pointwise(_BINARY, "({self} && {other})", compute=DType.BOOL),
+    "aten.logical_or.default": Pointwise(_BINARY, "({self} || {other})", compute=DType.BOOL),
+}
+for _name, _symbol in {
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+}.items():
+    for _overload in ("Tensor", "Scalar"):
+        POINTWISE[f"aten.{_name}.{_overload}"] = Pointwise(
+            _BINARY, f"({{self}} {_symbol} {{other}})"
+        )
+
+for _op, _entry in POINTWISE.items():
+    register(_op, supports=_entry.unsupported_reason)(_entry.lower)

@@ -1,0 +1,72 @@
+"""Reductions of trailing dimensions: sum, mean, amax."""
+
+from __future__ import annotations
+
+from executorch_wgpu.ops.builder import Builder, linear_grid
+from executorch_wgpu.ops.call import OpCall
+from executorch_wgpu.ops.elementwise.pointwise import materialize
+from executorch_wgpu.ops.registry import all_of, only_dtypes, register
+from executorch_wgpu.ops.symbolic import Scalar, lower_bound, product
+from executorch_wgpu.ops.tensor import Tensor, contiguous_strides
+from executorch_wgpu.serialization.dispatch_list import DType
+
+WORKGROUP = 128
+
+
+def _dims(call: OpCall, rank: int) -> list[int]:
+    dims = call["dim"]
+    if dims is None or dims == []:
+        return list(range(rank))
+    return sorted(d % rank for d in (dims if isinstance(dims, (list, tuple)) else [dims]))
+
+
+def _reason(call: OpCall) -> str | None:
+    value = call["self"]
+    if value.rank == 0:
+        return "a reduction of a 0-dim tensor"
+    if lower_bound(product(value.shape[d] for d in _dims(call, value.rank))) < 1:
+        return "a reduction over an empty dimension"
+    return None
+
+
+@register(
+    "aten.mean.dim",
+    "aten.sum.dim_IntList",
+    "aten.amax.default",
+    supports=all_of(only_dtypes([DType.F32]), _reason),
+)
+def reduce(b: Builder, call: OpCall) -> Tensor:
+    """Any set of dimensions: they are permuted to the end, and the rows copied if that leaves
+    them scattered."""
+    x: Tensor = call["self"]
+    dims = _dims(call, x.rank)
+    keep = [d for d in range(x.rank) if d not in dims]
+    rows = x.permute([*keep, *dims])
+    row: Scalar = product(x.shape[d] for d in dims)
+    count: Scalar = product(x.shape[d] for d in keep)
+    flat = rows.try_view((count, row))
+    if flat is None or flat.strides[1] != 1:
+        flat = materialize(b, rows).try_view((count, row))
+        assert flat is not None  # a contiguous tensor has every view
+    kind = {"mean": "mean", "sum": "sum", "amax": "amax"}[call.op.split(".")[1]]
+    y = b.empty((count,), DType.F32, kind)
+    b.run(
+        b.dispatch(
+            "elementwise/reduce.wgsl",
+            kind,
+            reads={"x": flat},
+            writes={"y": y},
+            params={
+                "ROWS": count,
+                "DIM": row,
+                "ROW_STRIDE": flat.strides[0],
+                "START": flat.offset,
+            },
+            consts={"KIND": kind},
+            grid=linear_grid(count),
+            workgroup=(WORKGROUP,),
+            workgroup_bytes=4 * WORKGROUP,
+        )
+    )
+    shape = call.outputs[0].shape
+    return y.with_layout(shape, contiguous_strides(shape))

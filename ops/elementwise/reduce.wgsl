@@ -1,0 +1,30 @@
+{# One workgroup reduces one row: DIM elements, STRIDE apart, from base + the row's offset.
+   Lanes stride through the row, then halve in workgroup memory. KIND: sum, mean, amax. #}
+var<workgroup> partial: array<f32, {{ WG_X }}>;
+
+@compute @workgroup_size({{ WG_X }})
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
+        @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let row = workgroup.x + workgroup.y * groups.x;
+    if (row >= {{ ROWS }}) { return; }
+    let start = {{ START }} + row * {{ ROW_STRIDE }};
+    var total = {{ "-3.4028234663852886e38" if KIND == "amax" else "0.0" }};
+    for (var i = lane; i < {{ DIM }}; i += {{ WG_X }}u) {
+        let value = x[start + i];
+        total = {{ "max(total, value)" if KIND == "amax" else "total + value" }};
+    }
+    partial[lane] = total;
+    workgroupBarrier();
+{% set ns = namespace(half=WG_X // 2) %}
+{% for _ in range(WG_X.bit_length() - 1) %}
+    if (lane < {{ ns.half }}u) {
+        partial[lane] = {{ "max(partial[lane], partial[lane + %du])" % ns.half if KIND == "amax" else "partial[lane] + partial[lane + %du]" % ns.half }};
+    }
+    workgroupBarrier();
+{% set ns.half = ns.half // 2 %}
+{% endfor %}
+    if (lane == 0u) {
+        y[row] = partial[0]{{ " / f32(%s)" % DIM if KIND == "mean" }};
+    }
+}
