@@ -19,3 +19,10 @@ DEFAULT_LIMITS: dict[str, int] = {
     "max-compute-workgroup-size-z": 64,
     "max-compute-workgroups-per-dimension": 65535,
 }
+
+#: The optional features of WebGPU that a compute kernel can need, by WebGPU's names.
+KNOWN_FEATURES: frozenset[str] = frozenset({"shader-f16", "subgroups"})
+
+#: WGSL extension, as :class:`~executorch_wgpu.serialization.dispatch_list.Shader` names it ->
+#: the feature of the device without which its ``enable`` is an error.
+EXTENSION_FEATURES: dict[str, str] = {"f16": "shader-f16", "subgroups": "subgroups"}
