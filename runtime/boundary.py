@@ -72,11 +72,13 @@ def as_array(value: object, dtype: DType, where: str) -> Array:
     Raises:
         InvalidInputError: not a tensor, or one of another dtype.
     """
-    if is_torch(value):
-        value = _torch_to_numpy(value)
-    if isinstance(value, np.generic):
-        value = np.asarray(value)
     want = dtype_name(dtype)
+    came = ""
+    if is_torch(value):
+        came = str(value.dtype).removeprefix("torch.")  # type: ignore[attr-defined]
+        value = _torch_to_numpy(value, where)
+    elif isinstance(value, np.generic):
+        value = np.asarray(value)
     if not isinstance(value, np.ndarray):
         hint = (
             f"wrap it: numpy.asarray({value!r}, dtype=numpy.{_hint_dtype(dtype)})"
@@ -92,8 +94,8 @@ def as_array(value: object, dtype: DType, where: str) -> Array:
     elif value.dtype == _NUMPY[dtype]:
         return value
     raise InvalidInputError(
-        f"{where}: expected dtype {want}, got {value.dtype.name}; nothing is cast silently, "
-        f"convert it first: x.astype('{_hint_dtype(dtype)}') (torch: x.to(torch.{want}))"
+        f"{where}: expected dtype {want}, got {came or value.dtype.name}; nothing is cast "
+        f"silently, convert it first: x.astype('{_hint_dtype(dtype)}') (torch: x.to(torch.{want}))"
     )
 
 
@@ -101,16 +103,16 @@ def _hint_dtype(dtype: DType) -> str:
     return "float32" if dtype is DType.BF16 else _NUMPY[dtype].name
 
 
-def _torch_to_numpy(value: Any) -> object:
+def _torch_to_numpy(value: Any, where: str) -> Array:
     torch = sys.modules["torch"]
-    tensor = value.detach().cpu()
-    if tensor.dtype == torch.bfloat16:
-        # numpy() refuses bfloat16; the bits travel as int16.
-        return tensor.contiguous().view(torch.int16).numpy().view(np.uint16)
     try:
-        return tensor.numpy()
-    except (RuntimeError, TypeError):
-        return tensor.resolve_conj().resolve_neg().to_dense().numpy()
+        tensor = value.detach().cpu()
+        if tensor.dtype == torch.bfloat16:
+            # numpy() refuses bfloat16; the bits travel as int16.
+            return np.asarray(tensor.contiguous().view(torch.int16).numpy()).view(np.uint16)
+        return np.asarray(tensor.numpy())
+    except (RuntimeError, TypeError) as error:
+        raise InvalidInputError(f"{where}: this tensor has no plain array: {error}") from error
 
 
 def as_int(value: object, where: str) -> int:
@@ -123,7 +125,7 @@ def as_int(value: object, where: str) -> int:
         return int(value)
     original = type(value).__name__
     if is_torch(value):
-        value = _torch_to_numpy(value)
+        value = _torch_to_numpy(value, where)
     if isinstance(value, np.ndarray):
         if value.size == 1 and value.dtype.kind in "iu":
             return int(value.reshape(()))
@@ -164,6 +166,8 @@ def from_storage(data: memoryview, shape: tuple[int, ...], dtype: DType) -> Arra
     count = 1
     for size in shape:
         count *= size
+    if not count:
+        return np.empty(shape, _NUMPY[dtype])
     stored = np.frombuffer(data, dtype=STORAGE[dtype], count=count)
     return stored.astype(_NUMPY[dtype], copy=True).reshape(shape)
 

@@ -7,6 +7,7 @@ method and what it was doing, and picks the class a caller can act on.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -66,7 +67,7 @@ def gpu_errors(label: str, doing: str, *, loading: bool = False) -> Iterator[Non
     except Exception as error:
         # By name, for wgpu and wgpudawn define the same classes twice.
         names = {cls.__name__ for cls in type(error).__mro__}
-        text = str(error).strip()
+        text = _plain(str(error))
         if "GPUError" not in names and "lost" not in text.lower():
             raise
         message = f"{label or 'program'}: {doing}: {text}"
@@ -82,3 +83,11 @@ def gpu_errors(label: str, doing: str, *, loading: bool = False) -> Iterator[Non
             raise
         cls = InvalidProgramError if loading else WgpuDelegateError
         raise cls(message) from error
+
+
+def _plain(text: str) -> str:
+    """wgpu's text without its frame (``Validation Error``, ``Caused by:``, the C call)."""
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    frame = ("Validation Error", "Caused by:", "In wgpu")
+    kept = [line for line in lines if not line.strip().startswith(frame)]
+    return textwrap.dedent("\n".join(kept)) or text.strip()

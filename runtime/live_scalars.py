@@ -16,20 +16,20 @@ from executorch_wgpu.serialization.dispatch_list import (
     Program,
     SymInt,
     SymSource,
+    Tensor,
     ValueKind,
 )
+from executorch_wgpu.serialization.expressions import EvaluationError, Evaluator
 
 from . import boundary
-from ._expressions_stub import Evaluator
 from .boundary import Array
 from .errors import InvalidInputError
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """Arguments that passed. ``arrays``: for each input its array in the boundary dtype, None
-    for ints. ``uploads``: (buffer index, flat storage array) of what the GPU reads.
-    ``torch``: a torch tensor was among the arguments."""
+    """Arguments that passed. ``symbols``: one value a SymInt. ``uploads``: (buffer index, flat
+    storage array) of what the GPU reads. ``torch``: a torch tensor was among the arguments."""
 
     symbols: tuple[int, ...]
     uploads: list[tuple[int, Array]]
@@ -46,17 +46,17 @@ class Admission:
 
     def __init__(self, program: Program, label: str) -> None:
         self._program = program
-        self._label = label or "program"
-        self._where = [
-            f"{self._label}: input {i} '{spec.name}'" for i, spec in enumerate(program.inputs)
-        ]
+        self._label = label
+        self._where = [f"{label}: input {i} '{spec.name}'" for i, spec in enumerate(program.inputs)]
+        # (input, its tensor, where its shape lies in the evaluated shapes)
+        self._tensors: list[tuple[int, Tensor, slice]] = []
         shapes: list[int] = []
-        self._shape_at: dict[int, slice] = {}
         for i, spec in enumerate(program.inputs):
             if spec.kind is ValueKind.TENSOR:
-                shape = program.tensors[spec.index].shape
-                self._shape_at[i] = slice(len(shapes), len(shapes) + len(shape))
-                shapes += shape
+                tensor = program.tensors[spec.index]
+                at = slice(len(shapes), len(shapes) + len(tensor.shape))
+                self._tensors.append((i, tensor, at))
+                shapes += tensor.shape
         self._shapes = Evaluator(program.exprs, shapes)
         needed = [index for check in program.checks for index in (check.expr, *check.args)]
         self._checks = Evaluator(program.exprs, needed) if needed else None
@@ -70,76 +70,70 @@ class Admission:
         Raises:
             InvalidInputError: with the label, the argument, what was expected and what came.
         """
-        program = self._program
-        if len(inputs) != len(program.inputs):
-            names = ", ".join(spec.name for spec in program.inputs) or "none"
+        specs = self._program.inputs
+        if len(inputs) != len(specs):
+            names = ", ".join(spec.name for spec in specs) or "none"
             raise InvalidInputError(
-                f"{self._label}: expected {len(program.inputs)} inputs ({names}), got {len(inputs)}"
+                f"{self._label}: expected {len(specs)} inputs ({names}), got {len(inputs)}"
             )
-        arrays: list[Array | None] = []
-        ints: list[int] = []
-        for where, spec, value in zip(self._where, program.inputs, inputs, strict=True):
-            if spec.kind is ValueKind.TENSOR:
-                tensor = program.tensors[spec.index]
-                array = boundary.as_array(value, tensor.dtype, where)
-                if array.ndim != len(tensor.shape):
-                    raise InvalidInputError(
-                        f"{where}: expected {len(tensor.shape)} dimensions, "
-                        f"got {array.ndim} (shape {array.shape})"
-                    )
-                arrays.append(array)
-                ints.append(0)
-            else:
-                arrays.append(None)
-                ints.append(boundary.as_int(value, where))
-        symbols = tuple(self._read(symint, arrays, ints) for symint in program.symints)
-        expected = self._shapes(symbols)
-        uploads: list[tuple[int, Array]] = []
-        for i, at in self._shape_at.items():
-            array = arrays[i]
-            assert array is not None
-            if array.shape != tuple(expected[at]):
+        arrays: dict[int, Array] = {}
+        for i, tensor, _ in self._tensors:
+            array = arrays[i] = boundary.as_array(inputs[i], tensor.dtype, self._where[i])
+            if array.ndim != len(tensor.shape):
                 raise InvalidInputError(
-                    f"{self._where[i]}: expected shape {tuple(expected[at])}, got {array.shape}"
+                    f"{self._where[i]}: expected {len(tensor.shape)} dimensions, got {array.ndim} "
+                    f"(shape {array.shape})"
+                )
+        ints = {
+            i: boundary.as_int(inputs[i], self._where[i])
+            for i, spec in enumerate(specs)
+            if spec.kind is ValueKind.INT
+        }
+        symbols = tuple([self._read(symint, arrays, ints) for symint in self._program.symints])
+        expected = self._evaluate(self._shapes, symbols)
+        for i, _, at in self._tensors:
+            if arrays[i].shape != tuple(expected[at]):
+                raise InvalidInputError(
+                    f"{self._where[i]}: expected shape {tuple(expected[at])}, got {arrays[i].shape}"
                 )
         self._run_checks(symbols)
-        for i in self._shape_at:
-            array = arrays[i]
-            assert array is not None
-            tensor = program.tensors[program.inputs[i].index]
-            if tensor.buffer != NONE and array.size:
-                data = boundary.to_storage(array, tensor.dtype, self._where[i])
-                uploads.append((tensor.buffer, data))
+        uploads = [
+            (tensor.buffer, boundary.to_storage(arrays[i], tensor.dtype, self._where[i]))
+            for i, tensor, _ in self._tensors
+            if tensor.buffer != NONE and arrays[i].size
+        ]
         return Admitted(symbols, uploads, any(boundary.is_torch(value) for value in inputs))
 
-    def _read(self, symint: SymInt, arrays: list[Array | None], ints: list[int]) -> int:
+    def _read(self, symint: SymInt, arrays: dict[int, Array], ints: dict[int, int]) -> int:
         where = self._where[symint.input]
-        array = arrays[symint.input]
-        what = "value"
         if symint.source is SymSource.INT_ARG:
-            value = ints[symint.input]
+            what, value = "value", ints[symint.input]
         elif symint.source is SymSource.INPUT_DIM:
-            assert array is not None
-            value = array.shape[symint.index]
             what = f"size of dimension {symint.index}"
+            value = arrays[symint.input].shape[symint.index]
         else:
-            assert array is not None
-            what = f"element [{symint.index}]"
+            what, array = f"element [{symint.index}]", arrays[symint.input]
             if not -array.size <= symint.index < array.size:
                 raise InvalidInputError(
-                    f"{where}: {what} is needed, but the tensor has {array.size} elements"
+                    f"{where}: its {what} is needed, but the tensor has {array.size} elements"
                 )
             value = int(array.flat[symint.index])
         if not symint.lo <= value <= symint.hi:
             raise InvalidInputError(
-                f"{where}: {what} is {value}, outside {symint.lo}..{symint.hi} ({symint.name})"
+                f"{where}: {what} is {value}, expected {symint.lo} to {symint.hi} ({symint.name})"
             )
         return value
+
+    def _evaluate(self, evaluator: Evaluator, symbols: tuple[int, ...]) -> list[int]:
+        try:
+            return evaluator(symbols)
+        except EvaluationError as error:
+            raise InvalidInputError(f"{self._label}: {error}") from error
 
     def _run_checks(self, symbols: tuple[int, ...]) -> None:
         if self._checks is None:
             return
-        values = iter(self._checks(symbols))
+        values = iter(self._evaluate(self._checks, symbols))
         for check in self._program.checks:
             holds = next(values)
             args = [next(values) for _ in check.args]

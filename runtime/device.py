@@ -1,0 +1,221 @@
+"""Adapters and devices: choosing one, asking what it can do, refusing what cannot compute.
+
+Which adapter: the one passed in, else what wgpu picks as high-performance. wgpu's own environment
+variables hold (``WGPUPY_WGPU_ADAPTER_NAME``: part of an adapter's summary;
+``WGPU_BACKEND_TYPE``: ``Vulkan``, ``Metal``, ``D3D12``, ``OpenGL``). Without the package ``wgpu``,
+``wgpudawn`` (the same API on Dawn) is used; a device of either may be passed in.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from executorch_wgpu.serialization.limits import DEFAULT_LIMITS
+
+from .errors import UnsupportedDeviceError
+
+logger = logging.getLogger("executorch_wgpu")
+
+#: Optional features that are switched on wherever the adapter has them. wgpu-native says
+#: ``subgroup`` for what WebGPU calls ``subgroups``. Having ``timestamp-query`` on costs nothing
+#: until a graph profiles, and lets all graphs of a process share one device.
+_WANTED = ("subgroup", "subgroups", "shader-f16", "timestamp-query")
+
+_NO_ADAPTER = (
+    "no usable GPU adapter. On a machine without a GPU, Debian's and Ubuntu's packages "
+    "mesa-vulkan-drivers and libvulkan1 bring a Vulkan driver that computes on the CPU; "
+    "with a GPU, install its Vulkan driver. `executorch-wgpu devices` lists what is found"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a device or adapter offers, under WebGPU's names.
+
+    ``features``: such as ``subgroups``; ``limits``: such as ``max-buffer-size`` in bytes.
+    """
+
+    features: frozenset[str]
+    limits: Mapping[str, int]
+
+    def lacks(self, features: Sequence[str], limits: Sequence[tuple[str, int]]) -> list[str]:
+        """What is missing to meet the requirements, each in words with its numbers; empty when
+        all are met. A ``min-`` limit (an alignment) is met by a smaller value."""
+        missing = [f"feature '{name}'" for name in features if name not in self.features]
+        for name, value in limits:
+            have = self.limits.get(name)
+            if have is None:
+                missing.append(f"limit {name} of {value} (the device does not report it)")
+            elif (have > value) if name.startswith("min-") else (have < value):
+                missing.append(f"limit {name} of {value} (the device has {have})")
+        return missing
+
+
+def capabilities(device_or_adapter: Any) -> Capabilities:
+    """The features and limits of a ``GPUDevice`` (what it was created with) or ``GPUAdapter``."""
+    features = frozenset(
+        "subgroups" if name == "subgroup" else name for name in device_or_adapter.features
+    )
+    limits = {name.replace("_", "-"): int(v) for name, v in device_or_adapter.limits.items()}
+    return Capabilities(features, limits)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterDescription:
+    """One adapter for people and scripts: ``summary`` in a line, ``info`` as WebGPU's adapter info
+    plus ``backend_type`` and ``adapter_type``, and what it offers. ``usable`` is False for Dawn's
+    null adapter, which compiles and computes nothing."""
+
+    summary: str
+    info: dict[str, Any]
+    capabilities: Capabilities
+    usable: bool
+
+
+def describe_adapters() -> list[AdapterDescription]:
+    """All adapters of this machine, empty when there is none."""
+    with quiet_driver():
+        adapters = _gpu().enumerate_adapters_sync()
+    return [
+        AdapterDescription(
+            adapter.summary, dict(adapter.info), capabilities(adapter), not _is_null(adapter)
+        )
+        for adapter in adapters
+    ]
+
+
+def request_device(adapter: Any = None, *, label: str = "executorch-wgpu") -> Any:
+    """A new ``GPUDevice`` with every limit of its adapter and the optional features in use here.
+
+    Args:
+        adapter: a ``GPUAdapter``, part of an adapter's summary (``"NVIDIA"``), or None for the
+            high-performance one.
+        label: shown by GPU debuggers.
+
+    Raises:
+        UnsupportedDeviceError: there is no adapter, none of that name, or only a null one.
+    """
+    with quiet_driver():
+        adapter = _choose_adapter(adapter)
+        if _is_null(adapter):
+            raise UnsupportedDeviceError(
+                f"adapter '{adapter.summary}' is a null backend that computes nothing: "
+                f"{_NO_ADAPTER}"
+            )
+        offered = adapter.limits
+        try:
+            device = adapter.request_device_sync(
+                label=label,
+                required_features=[name for name in _WANTED if name in adapter.features],
+                # Dawn gives the defaults where none is asked for, wgpu-native the adapter's.
+                required_limits={name: offered[name] for name in DEFAULT_LIMITS if name in offered},
+            )
+        except RuntimeError as error:
+            raise UnsupportedDeviceError(
+                f"adapter '{adapter.summary}' gives no device: {error}"
+            ) from error
+    logger.debug("device on %s", adapter.summary)
+    return device
+
+
+def resolve_device(device: Any = None) -> Any:
+    """The device to run on.
+
+    Args:
+        device: a ``GPUDevice``; a ``GPUAdapter`` or part of an adapter's summary, for a new device
+            on it; or None for the device that this process shares.
+
+    Raises:
+        UnsupportedDeviceError: nothing usable.
+    """
+    if device is None:
+        return default_device()
+    if hasattr(device, "create_buffer"):
+        if _is_null(getattr(device, "adapter", None)):
+            raise UnsupportedDeviceError(
+                f"the device passed in is on a null backend that computes nothing: {_NO_ADAPTER}"
+            )
+        return device
+    return request_device(device)
+
+
+_default: Any = None
+_default_lock = threading.Lock()
+
+
+def default_device() -> Any:
+    """The ``GPUDevice`` that this process shares, created on the first call. Thread-safe.
+
+    Raises:
+        UnsupportedDeviceError: nothing usable.
+    """
+    global _default
+    with _default_lock:
+        if _default is None:
+            _default = request_device()
+        return _default
+
+
+def is_native(device: Any) -> bool:
+    """True when ``device`` is wgpu-native's (naga), False for Dawn's (Tint) and for doubles."""
+    return type(device).__module__.startswith("wgpu.backends.wgpu_native")
+
+
+@contextmanager
+def quiet_driver() -> Iterator[None]:
+    """Keeps Mesa's EGL from printing that ``XDG_RUNTIME_DIR`` is not set, which it does each time
+    adapters are looked for. The variable is set for that moment only, and only where missing."""
+    if not sys.platform.startswith("linux") or os.environ.get("XDG_RUNTIME_DIR"):
+        yield
+        return
+    before = os.environ.get("XDG_RUNTIME_DIR")
+    os.environ["XDG_RUNTIME_DIR"] = tempfile.gettempdir()
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["XDG_RUNTIME_DIR"]
+        else:
+            os.environ["XDG_RUNTIME_DIR"] = before
+
+
+def _gpu() -> Any:
+    """The API's entry point: wgpu's, or wgpudawn's where wgpu is not installed."""
+    try:
+        import wgpu
+    except ImportError:
+        import wgpudawn as wgpu  # type: ignore[import-not-found,import-untyped,no-redef,unused-ignore]
+    return wgpu.gpu
+
+
+def _choose_adapter(adapter: Any) -> Any:
+    if adapter is not None and not isinstance(adapter, str):
+        return adapter
+    gpu = _gpu()
+    if adapter is None:
+        try:
+            found = gpu.request_adapter_sync(power_preference="high-performance")
+        except (RuntimeError, ValueError) as error:
+            raise UnsupportedDeviceError(f"{_NO_ADAPTER} ({error})") from error
+        if found is None:
+            raise UnsupportedDeviceError(_NO_ADAPTER)
+        return found
+    adapters = gpu.enumerate_adapters_sync()
+    for candidate in adapters:
+        if adapter.lower() in candidate.summary.lower():
+            return candidate
+    names = ", ".join(f"'{candidate.summary}'" for candidate in adapters) or "none"
+    raise UnsupportedDeviceError(f"no adapter matches '{adapter}'; there are: {names}")
+
+
+def _is_null(adapter: Any) -> bool:
+    info = getattr(adapter, "info", None) or {}
+    return str(info.get("backend_type", "")).lower() == "null"

@@ -1,0 +1,153 @@
+"""Submitting commands, waiting for one submission, and reading its results.
+
+Two ways with one interface: wgpu-native through its C functions (the wait is for the submission
+that is needed, by its index; wgpu-py's own map waits for the newest one and costs 20 to 90 us
+more), and the plain API for everything else.
+
+wgpu-native **aborts the process** on an error inside submit (a lost device, a buffer that is still
+mapped). So commands are always finished right before, which raises on a lost device, and a staging
+buffer is unmapped whatever happens.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .device import is_native
+from .errors import DeviceLostError, WgpuDelegateError
+
+_MAP_READ, _COPY_DST = 0x1, 0x8
+_POLL_PATIENCE_S = 10.0
+
+
+class Submitter:
+    """Submits finished command buffers to one device's queue, the plain way.
+
+    Args:
+        device: a ``GPUDevice``.
+    """
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._fence: Any = None
+
+    def submit(self, command_buffer: Any) -> int:
+        """Submits one command buffer; returns a token for :meth:`Staging.mapped`."""
+        self._device.queue.submit([command_buffer])
+        return 0
+
+    def flush(self) -> None:
+        """Hands over pending ``write_buffer`` data and waits until the queue is idle."""
+        self._device.queue.submit([])
+        # wgpu-py 0.32's on_submitted_work_done raises a TypeError; a map waits for the same.
+        if self._fence is None:
+            self._fence = self._device.create_buffer(
+                label="fence", size=8, usage=_MAP_READ | _COPY_DST
+            )
+        self._fence.map_sync("READ")
+        self._fence.unmap()
+
+    def staging(self, size: int, label: str) -> Staging:
+        """A kept staging buffer of ``size`` bytes."""
+        return Staging(self._device, size, label)
+
+
+class Staging:
+    """A mappable buffer that results are copied into, kept between steps (plain API)."""
+
+    def __init__(self, device: Any, size: int, label: str) -> None:
+        self.size = size
+        self.buffer = device.create_buffer(label=label, size=size, usage=_MAP_READ | _COPY_DST)
+
+    @contextmanager
+    def mapped(self, token: int, size: int) -> Iterator[memoryview]:
+        """The first ``size`` bytes once the submission of ``token`` is done. The view dies with
+        the block: copy what is to stay."""
+        del token
+        self.buffer.map_sync("READ", 0, size)
+        try:
+            yield memoryview(self.buffer.read_mapped(0, size, copy=False)).cast("B")
+        finally:
+            self.buffer.unmap()
+
+
+class NativeSubmitter(Submitter):
+    """Submits through wgpu-native's C functions."""
+
+    def __init__(self, device: Any) -> None:
+        super().__init__(device)
+        bindings = importlib.import_module("wgpu.backends.wgpu_native._ffi")
+        self._ffi, self._lib = bindings.ffi, bindings.lib
+
+    def submit(self, command_buffer: Any) -> int:
+        handles = self._ffi.new("WGPUCommandBuffer[1]", [command_buffer._internal])
+        return int(self._lib.wgpuQueueSubmitForIndex(self._device.queue._internal, 1, handles))
+
+    def flush(self) -> None:
+        self._device.queue.submit([])
+        self._lib.wgpuDevicePoll(self._device._internal, 1, self._ffi.NULL)
+
+    def staging(self, size: int, label: str) -> Staging:
+        return NativeStaging(self._device, size, label, self._ffi, self._lib)
+
+
+class NativeStaging(Staging):
+    """Maps through wgpu-native's C functions."""
+
+    def __init__(self, device: Any, size: int, label: str, ffi: Any, lib: Any) -> None:
+        super().__init__(device, size, label)
+        self._device, self._ffi, self._lib = device, ffi, lib
+        # A callback outlives the call it was made for, so it may not hold this object.
+        state = self._state = {"status": 0, "message": ""}
+
+        @ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")  # type: ignore[untyped-decorator,unused-ignore]
+        def on_map(status: int, message: Any, _user1: Any, _user2: Any) -> None:
+            if message.data != ffi.NULL and message.length < 1 << 20:
+                state["message"] = ffi.unpack(message.data, message.length).decode(
+                    "utf8", "replace"
+                )
+            state["status"] = status
+
+        self._callback = on_map
+        self._info = ffi.new("WGPUBufferMapCallbackInfo *")
+        self._info.mode = lib.WGPUCallbackMode_AllowSpontaneous
+        self._info.callback = on_map
+        self._index = ffi.new("WGPUSubmissionIndex *")
+
+    @contextmanager
+    def mapped(self, token: int, size: int) -> Iterator[memoryview]:
+        lib, state, handle = self._lib, self._state, self.buffer._internal
+        state["status"], state["message"] = 0, ""
+        self._index[0] = token
+        lib.wgpuBufferMapAsync(handle, lib.WGPUMapMode_Read, 0, size, self._info[0])
+        try:
+            lib.wgpuDevicePoll(self._device._internal, 1, self._index)
+            if not state["status"]:
+                self._await_callback()
+            if state["status"] != lib.WGPUMapAsyncStatus_Success:
+                text = state["message"] or f"map status {state['status']}"
+                cls = DeviceLostError if "lost" in str(text).lower() else WgpuDelegateError
+                raise cls(f"{self.buffer.label}: the results could not be mapped: {text}")
+            pointer = lib.wgpuBufferGetConstMappedRange(handle, 0, size)
+            if pointer == self._ffi.NULL:
+                raise WgpuDelegateError(f"{self.buffer.label}: the results could not be mapped")
+            yield memoryview(self._ffi.buffer(pointer, size))
+        finally:
+            # Also cancels a map that is pending (an interrupt in the wait).
+            lib.wgpuBufferUnmap(handle)
+
+    def _await_callback(self) -> None:
+        """Another thread's poll may have taken the callback and be about to run it."""
+        deadline = time.monotonic() + _POLL_PATIENCE_S
+        while not self._state["status"] and time.monotonic() < deadline:
+            self._lib.wgpuDevicePoll(self._device._internal, 0, self._ffi.NULL)
+            time.sleep(0)
+
+
+def submitter_of(device: Any, *, plain: bool = False) -> Submitter:
+    """The way to submit to ``device``; ``plain`` forces the plain API."""
+    return NativeSubmitter(device) if is_native(device) and not plain else Submitter(device)
