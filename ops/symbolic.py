@@ -223,7 +223,7 @@ def modulo(a: Scalar, b: Scalar) -> Scalar:
         return a % b
     if lower_bound(b) >= 1 and _exact_quotient(a, b) is not None:
         return 0
-    if isinstance(b, int) and b > 0 and 0 <= lower_bound(a) and upper_bound(a) < b:
+    if isinstance(b, int) and b > 0 and lower_bound(a) >= 0 and upper_bound(a) < b:
         return a
     magnitude = max(abs(v) for v in bounds(b))
     lo = 0 if lower_bound(b) >= 1 else -magnitude + 1

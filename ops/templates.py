@@ -12,7 +12,8 @@ import jinja2
 
 from executorch_wgpu.serialization.dispatch_list import LIVE_SLOTS, Access, ParamKind
 
-_LIVE_BLOCK = f"""@group(0) @binding(0) var<uniform> live_block: array<vec4<u32>, {LIVE_SLOTS // 4}>;
+_LIVE_VECTORS = LIVE_SLOTS // 4
+_LIVE_BLOCK = f"""@group(0) @binding(0) var<uniform> live_block: array<vec4<u32>, {_LIVE_VECTORS}>;
 fn live_u32(slot: u32) -> u32 {{ return live_block[slot >> 2u][slot & 3u]; }}
 """
 

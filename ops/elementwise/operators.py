@@ -127,7 +127,7 @@ def _power(call: OpCall) -> str:
         if whole <= 4:
             text = "(" + " * ".join(["{self}"] * whole) + ")"
         else:
-            text = "pow(abs({self}), %s)" % float_literal(float(whole))
+            text = f"pow(abs({{self}}), {float_literal(float(whole))})"
             if whole % 2:
                 text = f"(sign({{self}}) * {text})"
         return text if exponent > 0 else f"(1.0 / {text})"

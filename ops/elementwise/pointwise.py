@@ -22,61 +22,71 @@ STORAGE_ELEMENT = {DType.F32: "f32", DType.I32: "i32", DType.I64: "i32", DType.B
 
 
 def emit_pointwise(
-    b: Builder, name: str, expression: str, operands: Sequence[Tensor], out: Tensor
+    b: Builder,
+    name: str,
+    expressions: str | Sequence[str],
+    operands: Sequence[Tensor],
+    outs: Tensor | Sequence[Tensor],
 ) -> None:
     """Append one dispatch: ``out[...] = expression`` over ``a0``, ``a1`` ... (one element of each
-    operand, of the type in ELEMENT_TYPE; the result has out's). Operands broadcast to
-    ``out.shape``; ``out`` may be strided but must not overlap itself or share a storage with an
-    operand."""
-    views = [t.expand(out.shape) for t in operands]
-    shape, strides = collapse_dims(out.shape, [out.strides, *(v.strides for v in views)])
-    vec = _vector_width(shape, strides, [out, *views])
+    operand, of the type in ELEMENT_TYPE; the result has out's). Operands broadcast to the
+    shape of the outputs. Several outputs are views of one storage with equal shapes, each with
+    its expression. An output may be strided but must not overlap itself or share a storage with
+    an operand."""
+    outs = [outs] if isinstance(outs, Tensor) else list(outs)
+    texts = [expressions] if isinstance(expressions, str) else list(expressions)
+    first = outs[0]
+    views = [*outs, *(t.expand(first.shape) for t in operands)]
+    shape, strides = collapse_dims(first.shape, [v.strides for v in views])
+    vec = _vector_width(shape, strides, views, len(outs))
     dims: list[Scalar] = [*shape[:-1], shape[-1] // vec]
     params: dict[str, Number] = {"COUNT": product(dims)}
     # A thread's index is split into coordinates by dividing by every size but the outermost.
     params |= {f"D{d}": size for d, size in enumerate(dims) if d > 0}
     reads: dict[str, Bind] = {}
     described: list[dict[str, Any]] = []
-    for k, (view, stride) in enumerate(zip(views, strides[1:], strict=True)):
+    for k, (view, stride) in enumerate(zip(views, strides, strict=True)):
         vector = vec == 4 and stride[-1] != 0
-        element = STORAGE_ELEMENT[view.dtype]
-        element = f"vec4<{element}>" if vector else element
-        # Two operands in one storage, such as both factors of x * x, share a binding.
-        for variable, other in reads.items():
-            if other.tensor.storage is view.storage and other.element == element:
-                break
+        name_of = "OUT" if k < len(outs) else "A"
+        entry = _address(params, f"{name_of}{k}", view.offset, stride, vector)
+        if k >= len(outs):
+            stored = STORAGE_ELEMENT[view.dtype]
+            entry["name"] = _bind(reads, view, f"vec4<{stored}>" if vector else stored)
+            entry["type"] = ELEMENT_TYPE[view.dtype]
         else:
-            variable = f"in{k}"
-            reads[variable] = Bind(view, element)
-        described.append(
-            {
-                "name": variable,
-                "type": ELEMENT_TYPE[view.dtype],
-                "vector": vector,
-                **_address(params, f"A{k}", view.offset, stride, vec, vector),
-            }
-        )
-    vec_type = f"vec4<{STORAGE_ELEMENT[out.dtype]}>"
+            entry["expression"] = texts[k]
+        described.append(entry)
+    stored = STORAGE_ELEMENT[first.dtype]
     b.run(
         b.dispatch(
             "elementwise/pointwise.wgsl",
             name,
             reads=reads,
-            writes={"out": Bind(out, vec_type if vec == 4 else "")},
+            writes={"out": Bind(first, f"vec4<{stored}>" if vec == 4 else stored)},
             params=params,
             consts={
-                "OPERANDS": described,
-                "OUT": _address(params, "OUT", out.offset, strides[0], vec, vec == 4),
-                "OUT_TYPE": vec_type,
+                "OUTPUTS": described[: len(outs)],
+                "OPERANDS": described[len(outs) :],
                 "RANK": len(dims),
-                "EXPRESSION": expression,
-                "RESULT": ELEMENT_TYPE[out.dtype],
+                "RESULT": ELEMENT_TYPE[first.dtype],
+                "STORED": stored,
                 "VEC": vec,
             },
             grid=linear_grid(ceil_div(params["COUNT"], WORKGROUP)),
             workgroup=(WORKGROUP,),
         )
     )
+
+
+def _bind(reads: dict[str, Bind], view: Tensor, element: str) -> str:
+    """The variable through which ``view`` is read. Operands in one storage, such as both factors
+    of x * x, share a binding."""
+    for variable, other in reads.items():
+        if other.tensor.storage is view.storage and other.element == element:
+            return variable
+    variable = f"in{len(reads)}"
+    reads[variable] = Bind(view, element)
+    return variable
 
 
 def collapse_dims(shape: Shape, layouts: Sequence[Shape]) -> tuple[Shape, list[Shape]]:
@@ -100,9 +110,14 @@ def collapse_dims(shape: Shape, layouts: Sequence[Shape]) -> tuple[Shape, list[S
     )
 
 
-def _vector_width(shape: Shape, strides: Sequence[Shape], tensors: Sequence[Tensor]) -> int:
-    """4 where the innermost dimension can be walked four elements at a time by everybody."""
-    if any(t.dtype is DType.BOOL for t in tensors) or shape[-1] % 4 != 0 or strides[0][-1] != 1:
+def _vector_width(
+    shape: Shape, strides: Sequence[Shape], tensors: Sequence[Tensor], outputs: int
+) -> int:
+    """4 where the innermost dimension can be walked four elements at a time by everybody. The
+    first ``outputs`` tensors are written: those cannot be broadcast."""
+    if any(t.dtype is DType.BOOL for t in tensors) or shape[-1] % 4 != 0:
+        return 1
+    if any(stride[-1] != 1 for stride in strides[:outputs]):
         return 1
     for stride, tensor in zip(strides, tensors, strict=True):
         if stride[-1] == 0:
@@ -113,7 +128,7 @@ def _vector_width(shape: Shape, strides: Sequence[Shape], tensors: Sequence[Tens
 
 
 def _address(
-    params: dict[str, Number], prefix: str, offset: Scalar, strides: Shape, vec: int, vector: bool
+    params: dict[str, Number], prefix: str, offset: Scalar, strides: Shape, vector: bool
 ) -> dict[str, Any]:
     """Declare the parameters of an operand's address and describe it to the template. Operands
     bound as vectors count in units of four; a coordinate of the innermost dimension does too."""
@@ -131,7 +146,11 @@ def _address(
     start = offset // unit
     if start != 0:
         params[f"{prefix}_AT"] = start
-    return {"offset": f"{prefix}_AT" if start != 0 else "", "terms": terms}
+    return {
+        "offset": f"{prefix}_AT" if start != 0 else "",
+        "terms": terms,
+        "vector": vector,
+    }
 
 
 def emit_copy(b: Builder, source: Tensor, out: Tensor, name: str = "copy") -> None:

@@ -1,0 +1,158 @@
+"""What every matmul operator comes down to, and how its kernels address their operands.
+
+``out[b, m, n] = epilogue(sum over k of a[b, m, k] * w[b, n, k])``: both factors have their
+reduced dimension last, so a weight stored as [N, K] (``linear``) is contiguous along it and one
+stored as [K, N] arrives as a permuted view. Strides tell the kernels apart, not operators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from executorch_wgpu.ops.builder import Bind, Number
+from executorch_wgpu.ops.matmul.pieces import Piece
+from executorch_wgpu.ops.symbolic import Scalar, lower_bound, maximum, upper_bound
+from executorch_wgpu.ops.tensor import Tensor
+from executorch_wgpu.serialization.dispatch_list import DType
+
+#: Dtypes of both factors and of the result.
+SUPPORTED = (DType.F32,)
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What becomes of a finished sum before it is stored.
+
+    ``expression``: WGSL of type f32 over ``acc`` (the sum) and ``e0``, ``e1`` ... (one element of
+    each operand). ``operands``: f32 tensors that broadcast to [B, M, N], read through strides.
+    This is where a bias goes, and where fusions slot in: ``acc + e0`` adds a residual.
+    """
+
+    expression: str = "acc"
+    operands: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """``a`` [B, M, K] and ``w`` [B, N, K], any strides; ``out`` contiguous with B * M * N
+    elements, offset 0. Sizes may be live. ``piece``: the rows of ``w`` that are bound, None for
+    all of them."""
+
+    name: str
+    a: Tensor
+    w: Tensor
+    out: Tensor
+    epilogue: Epilogue = Epilogue()
+    piece: Piece | None = None
+
+    @property
+    def batch(self) -> Scalar:
+        return size(self.a, 0)
+
+    @property
+    def m(self) -> Scalar:
+        return size(self.a, 1)
+
+    @property
+    def n(self) -> Scalar:
+        """Columns that are computed: those of the piece, if there is one."""
+        return size(self.w, 1) if self.piece is None else self.piece.count
+
+    @property
+    def k(self) -> Scalar:
+        return size(self.a, 2)
+
+    def of_piece(self, piece: Piece) -> Problem:
+        """The part of the problem that reads one piece of ``w``."""
+        return replace(self, piece=piece)
+
+
+def size(tensor: Tensor, dim: int) -> Scalar:
+    """A size that a kernel can take as u32: interval arithmetic may put the lower bound of a
+    difference below 0 even where it is never negative."""
+    value = tensor.shape[dim]
+    return value if lower_bound(value) >= 0 else maximum(value, 0)
+
+
+def is_vector(tensor: Tensor, dim: int) -> bool:
+    """Whether ``dim`` can be walked four elements at a time through ``array<vec4>``."""
+    if tensor.shape[dim] % 4 != 0 or upper_bound(tensor.shape[dim]) < 4:
+        return False
+    strides = effective_strides(tensor)
+    others = [stride for d, stride in enumerate(strides) if d != dim]
+    return strides[dim] == 1 and tensor.offset % 4 == 0 and all(s % 4 == 0 for s in others)
+
+
+def effective_strides(tensor: Tensor) -> tuple[Scalar, ...]:
+    """Strides with 0 for dimensions of size 1, whose stride means nothing."""
+    return tuple(
+        0 if length == 1 else stride
+        for length, stride in zip(tensor.shape, tensor.strides, strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor as a kernel reads it. ``vector``: the dimension counted in units of four, None
+    when elements are read one by one."""
+
+    variable: str
+    tensor: Tensor
+    vector: int | None = None
+    piece: Piece | None = None
+
+    @property
+    def bind(self) -> Bind:
+        element = "f32" if self.vector is None else "vec4<f32>"
+        if self.piece is None:
+            return Bind(self.tensor, element)
+        return Bind(self.tensor, element, self.piece.byte_offset, self.piece.byte_size)
+
+    def describe(self, params: dict[str, Number]) -> dict[str, Any]:
+        """Declare the parameters of the address in ``params`` and describe it to the templates:
+        ``at`` names the start and ``strides`` one parameter a dimension, "" for a start of 0 or
+        a stride of 1, None for a stride of 0. Units are what the binding counts in."""
+        unit = 1 if self.vector is None else 4
+        prefix = self.variable.upper()
+        offset = self.tensor.offset if self.piece is None else self.piece.offset
+        names: list[str | None] = []
+        for dim, stride in enumerate(effective_strides(self.tensor)):
+            step = stride if dim == self.vector else stride // unit
+            if step == 0 or step == 1:
+                names.append(None if step == 0 else "")
+            else:
+                names.append(f"{prefix}_S{dim}")
+                params[f"{prefix}_S{dim}"] = step
+        start = offset // unit
+        if start != 0:
+            params[f"{prefix}_AT"] = start
+        return {
+            "name": self.variable,
+            "at": f"{prefix}_AT" if start != 0 else "",
+            "strides": names,
+            "vector": self.vector is not None,
+        }
+
+
+def describe_epilogue(
+    problem: Problem, params: dict[str, Number], reads: dict[str, Bind]
+) -> dict[str, Any]:
+    """Declare the parameters and bindings of the epilogue; returns what the templates' macro
+    ``store_function`` needs: EPILOGUE, EPILOGUE_OPERANDS, OUT_FIRST, OUT_N."""
+    shape = (problem.a.shape[0], problem.a.shape[1], problem.w.shape[1])
+    described = []
+    for index, tensor in enumerate(problem.epilogue.operands):
+        operand = Operand(f"e{index}_data", tensor.expand(shape))
+        reads[operand.variable] = operand.bind
+        described.append(operand.describe(params))
+    params["OUT_N"] = size(problem.w, 1)
+    first = 0 if problem.piece is None else problem.piece.first
+    if first:
+        params["FIRST"] = first
+    return {
+        "EPILOGUE": problem.epilogue.expression,
+        "EPILOGUE_OPERANDS": described,
+        "OFFSET_N": bool(first),
+        "BATCHED": problem.batch != 1,
+    }
