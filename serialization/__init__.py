@@ -43,11 +43,11 @@ from .errors import InvalidProgramError, WgpuDelegateError
 from .verify import verify
 
 if TYPE_CHECKING:
-    from .device_needs import device_needs
     from .expressions import EvaluationError, Evaluator, evaluate, evaluate_subset, format_expr
     from .pte import PteFile, PteMethod
     from .ranges import bounds
     from .reader import deserialize
+    from .requirements import device_needs
     from .wgsl_text import make_shader, shader_digest
     from .writer import serialize
 
@@ -58,7 +58,7 @@ _LAZY = {
     "PteMethod": "pte",
     "bounds": "ranges",
     "deserialize": "reader",
-    "device_needs": "device_needs",
+    "device_needs": "requirements",
     "evaluate": "expressions",
     "evaluate_subset": "expressions",
     "format_expr": "expressions",

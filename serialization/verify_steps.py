@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 from . import dispatch_list as dl
 from . import format_limits as fl
-from .device_needs import kernel_limits
 from .dispatch_list import NONE, Access, BufferKind, ParamKind
 from .limits import DEFAULT_LIMITS, EXTENSION_FEATURES
+from .requirements import kernel_limits
 from .verify_base import (
     Knowledge,
     check_count,
