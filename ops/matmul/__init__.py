@@ -1,1 +1,3 @@
-"""placeholder"""
+"""Matrix products: mm, addmm, bmm, linear."""
+
+from executorch_wgpu.ops.matmul import operators  # noqa: F401

@@ -2,7 +2,7 @@
    neighbours) each, WG_Y slices split k between them; then the partial sums are added.
 
    UNITS: n in loads (of one element, or of four: w is then bound as vec4). BLOCKS workgroups
-   cover UNITS, M_TILES tiles of M_TILE rows cover M. #}
+   cover UNITS. M is at most M_TILE. #}
 {% from "matmul/operands.wgsl" import at, step, load, finish_function with context %}
 {% set TYPE = "vec4<f32>" if W.vector else "f32" %}
 var<workgroup> partial: array<array<array<{{ TYPE }}, {{ WG_X }}>, {{ WG_Y }}>, {{ M_TILE }}>;
@@ -14,12 +14,11 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
     let group = workgroup.x + workgroup.y * groups.x;
     if (group >= {{ GROUPS }}) { return; }
     let block = group % {{ BLOCKS }};
-    let m0 = {{ "group / %s %% %s * %du" % (BLOCKS, M_TILES, M_TILE) if TILED else "0u" }};
-    let batch = {{ "group / (%s * %s)" % (BLOCKS, M_TILES) if BATCHED else "0u" }};
+    let batch = {{ "group / " ~ BLOCKS if BATCHED else "0u" }};
     let unit = block * {{ WG_X }}u + local.x;
     // Rows and columns past the end are read as the last ones, and not stored.
 {% for i in range(M_TILE) %}
-    let a{{ i }} = {{ at(A, ["batch", "min(m0 + %du, %s - 1u)" % (i, M), ""]) }};
+    let a{{ i }} = {{ at(A, ["batch", "min(%du, %s - 1u)" % (i, M), ""]) }};
     var sum{{ i }} = {{ TYPE }}();
 {% endfor %}
     let w0 = {{ at(W, ["batch", "min(unit, %s - 1u)" % UNITS, ""]) }};
@@ -43,7 +42,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
     workgroupBarrier();
 {% set ns.half = ns.half // 2 %}
 {% endfor %}
-    let m = m0 + local.y;
+    let m = local.y;
     if (local.y < {{ M_TILE }}u && m < {{ M }} && unit < {{ UNITS }}) {
         let total = partial[local.y][0][local.x];
         let row = (batch * {{ M }} + m) * {{ OUT_N }};

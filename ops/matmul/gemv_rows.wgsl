@@ -2,7 +2,7 @@
    side and split k between them, each for M_TILE rows of a; then the partial sums are added.
 
    UNITS: k in loads (of one element, or of four: both operands are then bound as vec4).
-   A workgroup serves SLICES * R rows of w. BLOCKS of them cover N, M_TILES tiles cover M.
+   A workgroup serves SLICES * R rows of w; BLOCKS workgroups cover N. M is at most M_TILE.
    SUBGROUPS: lanes add up through subgroups (LANES is then the whole workgroup). #}
 {% from "matmul/operands.wgsl" import at, step, load, finish_function with context %}
 {% set OUTS = M_TILE * R %}
@@ -16,14 +16,13 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
     let group = workgroup.x + workgroup.y * groups.x;
     if (group >= {{ GROUPS }}) { return; }
     let block = group % {{ BLOCKS }};
-    let m0 = {{ "group / %s %% %s * %du" % (BLOCKS, M_TILES, M_TILE) if TILED else "0u" }};
-    let batch = {{ "group / (%s * %s)" % (BLOCKS, M_TILES) if BATCHED else "0u" }};
+    let batch = {{ "group / " ~ BLOCKS if BATCHED else "0u" }};
     let slice = lane / {{ LANES }}u;
     let first = lane % {{ LANES }}u;
     let n0 = (block * {{ SLICES }}u + slice) * {{ R }}u;
     // Rows past the end are read as the last row, and not stored.
 {% for i in range(M_TILE) %}
-    let a{{ i }} = {{ at(A, ["batch", "min(m0 + %du, %s - 1u)" % (i, M), ""]) }};
+    let a{{ i }} = {{ at(A, ["batch", "min(%du, %s - 1u)" % (i, M), ""]) }};
 {% endfor %}
 {% for r in range(R) %}
     let w{{ r }} = {{ at(W, ["batch", "min(n0 + %du, %s - 1u)" % (r, N), ""]) }};
@@ -71,7 +70,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {% for o in range(1, OUTS) %}
         if (lane == {{ o }}u) { total = total{{ o }}; }
 {% endfor %}
-        let m = m0 + lane / {{ R }}u;
+        let m = lane / {{ R }}u;
         let n = n0 + lane % {{ R }}u;
 {% else %}
 {% for i in range(M_TILE) %}{% for r in range(R) %}
@@ -90,7 +89,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {% endfor %}
     if (first < {{ OUTS }}u) {
         let total = partial[first][slice * {{ LANES }}u];
-        let m = m0 + first / {{ R }}u;
+        let m = first / {{ R }}u;
         let n = n0 + first % {{ R }}u;
 {% endif %}
         if (m < {{ M }} && n < {{ N }}) {

@@ -1,0 +1,101 @@
+"""The kernel for many rows: tiles in workgroup memory, register tiles in lanes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from executorch_wgpu.ops.builder import Bind, Builder, DispatchSpec, Number, linear_grid
+from executorch_wgpu.ops.matmul.gemv import reads_along_k
+from executorch_wgpu.ops.matmul.problem import (
+    Operand,
+    Problem,
+    describe_epilogue,
+    effective_strides,
+    is_vector,
+)
+from executorch_wgpu.ops.symbolic import Scalar, ceil_div
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """``tx`` x ``ty`` lanes, each with ``tm`` rows and ``tn`` columns (a multiple of 4) of the
+    result, ``bk`` of k at a time (a multiple of 4)."""
+
+    tx: int
+    ty: int
+    tm: int
+    tn: int
+    bk: int
+
+    @property
+    def bm(self) -> int:
+        return self.ty * self.tm
+
+    @property
+    def bn(self) -> int:
+        return self.tx * self.tn
+
+    @property
+    def workgroup_bytes(self) -> int:
+        return 4 * self.bk * (self.bm + self.bn)
+
+
+#: Tiles of 64 x 64 use the arithmetic units best; tiles of 32 x 32 fill a device four times as
+#: fast where the result is small.
+LARGE = TileConfig(tx=16, ty=8, tm=8, tn=4, bk=32)
+SMALL = TileConfig(tx=8, ty=8, tm=4, tn=4, bk=32)
+
+#: Large tiles from this many workgroups on: about one for each core of a large GPU.
+ENOUGH_GROUPS = 128
+
+
+def tiles(problem: Problem, config: TileConfig) -> Scalar:
+    """Workgroups that ``config`` takes."""
+    return ceil_div(problem.m, config.bm) * ceil_div(problem.n, config.bn) * problem.batch
+
+
+def gemm_dispatch(b: Builder, problem: Problem, config: TileConfig) -> DispatchSpec:
+    """One dispatch for any number of rows."""
+    columns = not reads_along_k(problem)
+    a = Operand("a", problem.a, 2 if is_vector(problem.a, 2) else None)
+    along = 1 if columns else 2
+    w = Operand("w", problem.w, along if is_vector(problem.w, along) else None, problem.piece)
+    groups = tiles(problem, config)
+    params: dict[str, Number] = {
+        "M": problem.m,
+        "N": problem.n,
+        "K": problem.k,
+        "M_TILES": ceil_div(problem.m, config.bm),
+        "N_TILES": ceil_div(problem.n, config.bn),
+        "GROUPS": groups,
+    }
+    reads = {operand.variable: operand.bind for operand in (a, w)}
+    described_a, described_w = a.describe(params), w.describe(params)
+    epilogue = describe_epilogue(problem, params, reads)
+    first = 0 if problem.piece is None else problem.piece.first
+    vector_out = all(value % 4 == 0 for value in (problem.n, problem.w.shape[1], first))
+    vector_out = vector_out and problem.out.storage.size_bytes >= 16
+    return b.dispatch(
+        "matmul/gemm.wgsl",
+        f"{problem.name}_gemm_{config.bm}x{config.bn}",
+        reads=reads,
+        writes={"out": Bind(problem.out, "vec4<f32>" if vector_out else "f32")},
+        params=params,
+        consts={
+            "A": described_a,
+            "W": described_w,
+            "A_ALONG_K": effective_strides(problem.a)[2] == 1,
+            "W_COLUMNS": columns,
+            "K_EDGE": problem.k % config.bk != 0,
+            "OUT_VECTOR": vector_out,
+            "TX": config.tx,
+            "TY": config.ty,
+            "TM": config.tm,
+            "TN": config.tn,
+            "BK": config.bk,
+            **epilogue,
+        },
+        grid=linear_grid(groups),
+        workgroup=(config.tx * config.ty,),
+        workgroup_bytes=config.workgroup_bytes,
+    )

@@ -1,0 +1,155 @@
+{# a times w in tiles: a workgroup computes BM x BN of the result, a lane TM x TN of it in
+   registers, BK of k at a time through workgroup memory.
+
+   Lanes lie TX along n and TY along m. In workgroup memory a is kept in vec4s along k and w in
+   vec4s along n, so that four steps of k cost TM + TN reads for 4 * TM * TN multiply-adds and no
+   two lanes side by side meet in a bank. Rows of a lane lie TY apart, its columns 4 * TX.
+   W_COLUMNS: w is fetched along n, else along k and turned in registers. K_EDGE: BK does not
+   divide K. OUT_VECTOR: out is bound as vec4. #}
+{% from "matmul/operands.wgsl" import at, step, load, finish_function with context %}
+{% set LANES = TX * TY %}
+{% set BM = TY * TM %}
+{% set BN = TX * TN %}
+{% set NJ = TN // 4 %}
+{% set K4 = BK // 4 %}
+{% set A_LOADS = BM * K4 // LANES %}
+{% set W_BLOCKS = BN // 4 * K4 %}
+{% set W_LOADS = (W_BLOCKS + LANES - 1) // LANES %}
+{# Four neighbours along k of the row at address base, from k; 0 past the end. #}
+{% macro along_k(o, base, k) -%}
+{%- if o.vector %}
+{%- set value = load(o, base ~ step(o, 2, "(%s) / 4u" % k)) %}
+{{ "select(vec4<f32>(), %s, %s < %s)" % (value, k, K) if K_EDGE else value }}
+{%- else -%}
+vec4<f32>(
+{%- for c in range(4) %}
+{%- set value = load(o, base ~ step(o, 2, "(%s + %du)" % (k, c))) %}
+{{- "select(0.0, %s, %s + %du < %s)" % (value, k, c, K) if K_EDGE else value }}{{ ", " if not loop.last }}
+{%- endfor -%}
+)
+{%- endif %}
+{%- endmacro %}
+{# Four neighbours along n at k, from the addresses of their starts. #}
+{% macro along_n(o, s, k) -%}
+{%- if o.vector %}
+{%- set value = load(o, "w%d" % s ~ step(o, 2, k)) %}
+{{- "select(vec4<f32>(), %s, %s < %s)" % (value, k, K) if K_EDGE else value }}
+{%- else -%}
+vec4<f32>(
+{%- for c in range(4) %}
+{%- set value = load(o, "w%d_%d" % (s, c) ~ step(o, 2, "(%s)" % k)) %}
+{{- "select(0.0, %s, %s < %s)" % (value, k, K) if K_EDGE else value }}{{ ", " if not loop.last }}
+{%- endfor -%}
+)
+{%- endif %}
+{%- endmacro %}
+var<workgroup> tile_a: array<array<array<vec4<f32>, {{ TY }}>, {{ TM }}>, {{ K4 }}>;
+var<workgroup> tile_w: array<array<array<vec4<f32>, {{ TX }}>, {{ NJ }}>, {{ BK }}>;
+{{ finish_function() }}
+@compute @workgroup_size({{ WG_X }})
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
+        @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let group = workgroup.x + workgroup.y * groups.x;
+    if (group >= {{ GROUPS }}) { return; }
+    // Workgroups that run at the same time share columns: w is the large factor.
+    let m0 = group % {{ M_TILES }} * {{ BM }}u;
+    let n0 = group / {{ M_TILES }} % {{ N_TILES }} * {{ BN }}u;
+    let batch = {{ "group / (%s * %s)" % (M_TILES, N_TILES) if BATCHED else "0u" }};
+    let tx = lane % {{ TX }}u;
+    let ty = lane / {{ TX }}u;
+    // What this lane fetches. Rows and columns past the end are read as the last ones.
+{% for s in range(A_LOADS) %}
+    let a_item{{ s }} = lane + {{ s * LANES }}u;
+    let a_k{{ s }} = a_item{{ s }} {{ "%% %du" % K4 if A_ALONG_K else "/ %du" % BM }};
+    let a_m{{ s }} = a_item{{ s }} {{ "/ %du" % K4 if A_ALONG_K else "%% %du" % BM }};
+    let a{{ s }} = {{ at(A, ["batch", "min(m0 + a_m%d, %s - 1u)" % (s, M), ""]) }};
+{% endfor %}
+{% for s in range(W_LOADS) %}
+    let w_item{{ s }} = {{ "min(lane, %du)" % (W_BLOCKS - 1) if W_BLOCKS < LANES else "lane + %du" % (s * LANES) }};
+    let w_k{{ s }} = w_item{{ s }} {{ "/ %du" % (BN // 4) if W_COLUMNS else "%% %du" % K4 }};
+    let w_n{{ s }} = w_item{{ s }} {{ "%% %du" % (BN // 4) if W_COLUMNS else "/ %du" % K4 }};
+{% if W_COLUMNS and W.vector %}
+    let w{{ s }} = {{ at(W, ["batch", "min(n0 / 4u + w_n%d, %s / 4u - 1u)" % (s, N), ""]) }};
+{% else %}
+{% for c in range(4) %}
+    let w{{ s }}_{{ c }} = {{ at(W, ["batch", "min(n0 + w_n%d * 4u + %du, %s - 1u)" % (s, c, N), ""]) }};
+{% endfor %}
+{% endif %}
+{% endfor %}
+{% for i in range(TM) %}{% for j in range(NJ) %}
+    var acc{{ i }}_{{ j }} = vec4<f32>();
+{% endfor %}{% endfor %}
+    for (var k0 = 0u; k0 < {{ K }}; k0 += {{ BK }}u) {
+{% for s in range(A_LOADS) %}
+        let fetched_a{{ s }} = {{ along_k(A, "a%d" % s, "k0 + a_k%d * 4u" % s) | trim }};
+{% endfor %}
+{% for s in range(W_LOADS) %}{% for c in range(4) %}
+{% if W_COLUMNS %}
+        let fetched_w{{ s }}_{{ c }} = {{ along_n(W, s, "k0 + w_k%d * 4u + %du" % (s, c)) | trim }};
+{% else %}
+        let fetched_w{{ s }}_{{ c }} = {{ along_k(W, "w%d_%d" % (s, c), "k0 + w_k%d * 4u" % s) | trim }};
+{% endif %}
+{% endfor %}{% endfor %}
+        workgroupBarrier();
+{% for s in range(A_LOADS) %}
+        tile_a[a_k{{ s }}][a_m{{ s }} / {{ TY }}u][a_m{{ s }} % {{ TY }}u] = fetched_a{{ s }};
+{% endfor %}
+{% for s in range(W_LOADS) %}
+{% if W_BLOCKS < LANES %}
+        if (lane < {{ W_BLOCKS }}u) {
+{% endif %}
+{% for c in range(4) %}
+        tile_w[w_k{{ s }} * 4u + {{ c }}u][w_n{{ s }} / {{ TX }}u][w_n{{ s }} % {{ TX }}u] =
+{% if W_COLUMNS %}
+            fetched_w{{ s }}_{{ c }};
+{% else %}
+            vec4<f32>({% for d in range(4) %}fetched_w{{ s }}_{{ d }}[{{ c }}]{{ ", " if not loop.last }}{% endfor %});
+{% endif %}
+{% endfor %}
+{% if W_BLOCKS < LANES %}
+        }
+{% endif %}
+{% endfor %}
+        workgroupBarrier();
+        for (var k = 0u; k < {{ K4 }}u; k++) {
+{% for i in range(TM) %}
+            let x{{ i }} = tile_a[k][{{ i }}][ty];
+{% endfor %}
+{% for c in range(4) %}
+{% for j in range(NJ) %}
+            let y{{ c }}_{{ j }} = tile_w[k * 4u + {{ c }}u][{{ j }}][tx];
+{% for i in range(TM) %}
+            acc{{ i }}_{{ j }} += x{{ i }}[{{ c }}] * y{{ c }}_{{ j }};
+{% endfor %}
+{% endfor %}
+{% endfor %}
+        }
+    }
+{% for i in range(TM) %}
+    if (m0 + ty + {{ i * TY }}u < {{ M }}) {
+        let m = m0 + ty + {{ i * TY }}u;
+        let row = (batch * {{ M }} + m) * {{ OUT_N }};
+        var n = n0 + tx * 4u;
+{% for j in range(NJ) %}
+{% if OUT_VECTOR %}
+        if (n < {{ N }}) {
+            out[(row + column(n)) / 4u] = vec4<f32>(
+{% for c in range(4) %}
+                finish(acc{{ i }}_{{ j }}[{{ c }}], batch, m, n + {{ c }}u){{ "," if not loop.last }}
+{% endfor %}
+            );
+        }
+{% else %}
+{% for c in range(4) %}
+        if (n + {{ c }}u < {{ N }}) {
+            out[row + column(n + {{ c }}u)] =
+                finish(acc{{ i }}_{{ j }}[{{ c }}], batch, m, n + {{ c }}u);
+        }
+{% endfor %}
+{% endif %}
+        n += {{ 4 * TX }}u;
+{% endfor %}
+    }
+{% endfor %}
+}
