@@ -10,7 +10,7 @@ from executorch_wgpu.ops.builder import Builder, DispatchSpec, RouteSpec
 from executorch_wgpu.ops.elementwise.pointwise import materialize
 from executorch_wgpu.ops.matmul.gemm import ENOUGH_GROUPS, LARGE, SMALL, gemm_dispatch, tiles
 from executorch_wgpu.ops.matmul.gemv import gemv_dispatch, gemv_features, reads_along_k
-from executorch_wgpu.ops.matmul.pieces import row_pieces
+from executorch_wgpu.ops.matmul.pieces import row_pieces, whole_limits
 from executorch_wgpu.ops.matmul.problem import Epilogue, Problem, is_vector
 from executorch_wgpu.ops.symbolic import Scalar, bounds, equal, less_equal
 from executorch_wgpu.ops.tensor import Tensor
@@ -52,7 +52,7 @@ def emit_matmul(
     if pieces is None:
         routes = [RouteSpec(c.name, [c.make(problem)], c.guard, c.features) for c in choices]
     else:
-        whole = (("max-storage-buffer-binding-size", w.storage.size_bytes),)
+        whole = whole_limits(w)
         for c in choices:
             routes.append(RouteSpec(c.name, [c.make(problem)], c.guard, c.features, whole))
         for c in choices:

@@ -34,6 +34,13 @@ class Piece:
     offset: int
 
 
+def whole_limits(tensor: Tensor) -> tuple[tuple[str, int], ...]:
+    """What a route that binds ``tensor``'s storage whole needs of the device."""
+    # More than the default even where a test made BINDING_LIMIT small.
+    least = DEFAULT_LIMITS["max-storage-buffer-binding-size"] + 1
+    return (("max-storage-buffer-binding-size", max(tensor.storage.size_bytes, least)),)
+
+
 def row_pieces(tensor: Tensor, dim: int) -> list[Piece] | None:
     """The pieces in which ``tensor`` has to be bound where a binding takes BINDING_LIMIT bytes,
     cut along ``dim``; None when it needs no pieces, or none can be made: only a constant whose

@@ -1,0 +1,158 @@
+"""Picking rows by index: embedding, index_select, and index with one index tensor.
+
+PyTorch raises for an index out of range. The host learns of indices only where they are small
+inputs, and a GPU cannot raise, so such an index is never used as an address, and its row is
+filled with what cannot be mistaken for a result: NaN in a float result, the smallest int32 in
+an integer one (which is out of range for whatever it indexes next). A boolean has no such
+value: there the row is False.
+"""
+
+from __future__ import annotations
+
+from executorch_wgpu.ops.builder import Bind, Builder, DispatchSpec, Number, RouteSpec, linear_grid
+from executorch_wgpu.ops.call import OpCall, Value
+from executorch_wgpu.ops.elementwise.pointwise import materialize
+from executorch_wgpu.ops.matmul.pieces import Piece, row_pieces, whole_limits
+from executorch_wgpu.ops.matmul.problem import effective_strides, is_vector, size
+from executorch_wgpu.ops.registry import register
+from executorch_wgpu.ops.symbolic import ceil_div, product
+from executorch_wgpu.ops.tensor import Shape, Tensor
+from executorch_wgpu.serialization.dispatch_list import DType
+
+WORKGROUP = 64
+
+_POISON = {DType.F32: "0x7fc00000u", DType.I32: "0x80000000u", DType.I64: "0x80000000u"}
+_POISON[DType.BOOL] = "0u"
+
+_INDEX_DTYPES = (DType.I32, DType.I64)
+
+
+def emit_gather(
+    b: Builder, name: str, table: Tensor, indices: Tensor, dim: int, wrap: bool = False
+) -> Tensor:
+    """Append a step; returns a contiguous tensor of shape
+    ``table.shape[:dim] + indices.shape + table.shape[dim + 1:]``.
+
+    ``table``: any strides, a dtype of 32-bit words. ``indices``: i32 or i64, any shape. ``wrap``:
+    negative indices count from the end. See the module's docstring for indices out of range.
+    """
+    before, after = table.shape[:dim], table.shape[dim + 1 :]
+    shape = (*before, *indices.shape, *after)
+    out = b.empty(shape, table.dtype, name)
+    flat_shape: Shape = (product(before), table.shape[dim], product(after))
+    flat = table.try_view(flat_shape)
+    if flat is None:
+        flat = materialize(b, table, f"{name}_table").try_view(flat_shape)
+    index = indices if indices.is_contiguous else materialize(b, indices, f"{name}_indices")
+    if flat is None:
+        raise AssertionError(f"{table.shape} contiguous has no view {flat_shape}")
+    pieces = row_pieces(flat, 1) if flat.shape[0] == 1 else None
+    whole = RouteSpec("whole", [_dispatch(b, name, flat, index, out, wrap)])
+    if pieces is None:
+        b.step(whole)
+    else:
+        parts = [_dispatch(b, name, flat, index, out, wrap, piece) for piece in pieces]
+        b.step(
+            RouteSpec("whole", whole.dispatches, limits=whole_limits(flat)),
+            RouteSpec("pieces", parts),
+        )
+    return out
+
+
+def _dispatch(
+    b: Builder,
+    name: str,
+    table: Tensor,
+    index: Tensor,
+    out: Tensor,
+    wrap: bool,
+    piece: Piece | None = None,
+) -> DispatchSpec:
+    """``table`` [outer, rows, inner]; ``index`` contiguous."""
+    vector = is_vector(table, 2)
+    unit = 4 if vector else 1
+    element = "vec4<u32>" if vector else "u32"
+    inner = size(table, 2) // unit
+    outer_stride, row_stride, inner_stride = effective_strides(table)
+    length = product(index.shape)
+    total = product((size(table, 0), length, inner))
+    start = (table.offset if piece is None else piece.offset) // unit
+    params: dict[str, Number] = {
+        "TOTAL": total,
+        "INNER": inner,
+        "SIZE": size(table, 1),
+        "ROW_STRIDE": row_stride // unit,
+        "TABLE_AT": start,
+        "INDEX_AT": index.offset,
+    }
+    outer = table.shape[0] != 1
+    if outer:
+        params |= {"LENGTH": length, "OUTER_STRIDE": outer_stride // unit}
+    strided = inner_stride != 1
+    if strided:
+        params["INNER_STRIDE"] = inner_stride
+    bound = Bind(table, element)
+    if piece is not None:
+        bound = Bind(table, element, piece.byte_offset, piece.byte_size)
+        params |= {"FIRST": piece.first, "COUNT": piece.count}
+    return b.dispatch(
+        "embedding/gather.wgsl",
+        name,
+        reads={"table": bound, "indices": index},
+        writes={"out": Bind(out, element)},
+        params=params,
+        consts={
+            "OUTER": outer,
+            "STRIDED": strided,
+            "TABLE_START": start != 0,
+            "INDEX_START": index.offset != 0,
+            "WRAP": wrap,
+            "PIECE": piece is not None,
+            "FIRST_PIECE": piece is not None and piece.first == 0,
+            "POISON": _POISON[table.dtype],
+            "TYPE": element,
+        },
+        grid=linear_grid(ceil_div(total, WORKGROUP)),
+        workgroup=(WORKGROUP,),
+    )
+
+
+def _reason(table: Value, index: Value) -> str | None:
+    if table.dtype not in _POISON:
+        return f"{table.dtype.name.lower()} is not supported here"
+    if index.dtype not in _INDEX_DTYPES:
+        return f"an index of dtype {index.dtype.name.lower()} is not supported"
+    if table.rank == 0:
+        return "indexing a 0-dim tensor"
+    return None
+
+
+@register("aten.embedding.default", supports=lambda call: _reason(call["weight"], call["indices"]))
+def embedding(b: Builder, call: OpCall) -> Tensor:
+    """``weight`` [V, D], ``indices`` of any shape -> [..., D]. The other arguments of the schema
+    shape gradients only."""
+    return emit_gather(b, "embedding", call["weight"], call["indices"], 0)
+
+
+@register("aten.index_select.default", supports=lambda call: _reason(call["self"], call["index"]))
+def index_select(b: Builder, call: OpCall) -> Tensor:
+    """``self`` with dimension ``dim`` replaced by the entries that ``index`` (1-dim) picks."""
+    table = call["self"]
+    return emit_gather(b, "index_select", table, call["index"], call["dim"] % table.rank)
+
+
+def _index_reason(call: OpCall) -> str | None:
+    present = [index for index in call["indices"] if index is not None]
+    if len(present) != 1:
+        return f"{len(present)} index tensors (only one is supported)"
+    return _reason(call["self"], present[0])
+
+
+@register("aten.index.Tensor", supports=_index_reason)
+def index_tensor(b: Builder, call: OpCall) -> Tensor:
+    """``self[..., index]`` with one integer index tensor in any dimension; negative indices count
+    from the end."""
+    for dim, index in enumerate(call["indices"]):
+        if index is not None:
+            return emit_gather(b, "index", call["self"], index, dim, wrap=True)
+    raise AssertionError("refused by the support check")
