@@ -1,1 +1,3 @@
-"""placeholder"""
+"""Attention over a KV cache: the ``llama::`` operators of ExecuTorch."""
+
+from executorch_wgpu.ops.attention import sdpa, update_cache  # noqa: F401

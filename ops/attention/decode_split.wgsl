@@ -1,0 +1,195 @@
+{# Attention of TILE_ROWS rows of one KV head over one split of the context: workgroup (split,
+   KV head + HEADS * tile of rows, batch). Walks tiles of TILE positions:
+     scores   LANES threads a position, each a share of the dot products with all rows
+     softmax  SOFTMAX_LANES threads a row: running maximum and sum, probabilities for the tile
+     values   UNITS threads a position, GROUPS positions at a time, all rows
+   and leaves, per row and split, the unnormalised sum of values and (maximum, sum of weights).
+
+   sums: [batch, KV head, row, split][UNITS], stats: [batch, KV head, row, split]. #}
+{% include "attention/load.wgsl" %}
+{% set QUADS = (TILE_ROWS + 3) // 4 %}
+{% set LANE_STRIDE = TILE * QUADS + 2 %}
+{% set PER_PASS = WG_X // LANES %}
+{% set PASSES = TILE // PER_PASS %}
+{% set OWN = TILE // SOFTMAX_LANES %}
+{% set STEPS = (TILE + GROUPS - 1) // GROUPS %}
+{% set ragged = TILE % GROUPS != 0 %}
+{% set LOWEST = "-1.7e38f" %}
+
+var<workgroup> queries: array<array<vec4<f32>, {{ UNITS }}>, {{ TILE_ROWS }}>;
+// Shares of dot products, [lane][position][rows / 4], then sums of values.
+var<workgroup> pool: array<vec4<f32>, {{ POOL }}>;
+var<workgroup> weights: array<array<f32, {{ TILE_ROWS }}>, {{ TILE }}>;
+var<workgroup> partial: array<array<f32, {{ SOFTMAX_LANES }}>, {{ TILE_ROWS }}>;
+var<workgroup> rescale: array<f32, {{ TILE_ROWS }}>;
+
+@compute @workgroup_size({{ WG_X }})
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let head = workgroup.y % {{ HEADS }}u;
+    let first_row = workgroup.y / {{ HEADS }}u * {{ TILE_ROWS }}u;
+    let batch = workgroup.z;
+    let begin = workgroup.x * {{ SPAN }};
+    let end = min(begin + {{ SPAN }}, {{ LENGTH }});
+
+    let q_at = {{ Q_AT }} + batch * {{ Q_B }} + head * {{ GROUP }}u * {{ Q_H }};
+    for (var i = thread; i < {{ TILE_ROWS * UNITS }}u; i += {{ WG_X }}u) {
+        let row = first_row + i / {{ UNITS }}u;
+        var value = vec4<f32>(0.0);
+        if (row < {{ ROWS }}) {
+            value = load_q(q_at + row / {{ GROUP }}u * {{ Q_N }} + row % {{ GROUP }}u * {{ Q_H }}, i % {{ UNITS }}u);
+        }
+        queries[i / {{ UNITS }}u][i % {{ UNITS }}u] = value * {{ SCALE }};
+    }
+
+    let k_at = {{ K_AT }} + batch * {{ K_B }} + head * {{ K_H }};
+    let v_at = {{ V_AT }} + batch * {{ V_B }} + head * {{ V_H }};
+
+    // Roles: scores, softmax, values.
+    let lane = thread % {{ LANES }}u;
+    let place = thread / {{ LANES }}u;
+    let soft_row = thread / {{ SOFTMAX_LANES }}u;
+    let soft_lane = thread % {{ SOFTMAX_LANES }}u;
+    let soft = soft_row < {{ TILE_ROWS }}u;
+    let row = first_row + soft_row;
+    let position = row / {{ GROUP }}u;
+    let unit = thread % {{ UNITS }}u;
+    let part = thread / {{ UNITS }}u;
+    let valued = part < {{ GROUPS }}u;
+
+    var highest = {{ LOWEST }};
+    var total = 0.0;
+{% for r in range(TILE_ROWS) %}
+    var sum{{ r }} = vec4<f32>(0.0);
+{% endfor %}
+    workgroupBarrier();
+
+    for (var base = begin; base < end; base += {{ TILE }}u) {
+        // Past the end the last position is read again and then given no weight.
+{% for i in range(PASSES) %}
+        let k{{ i }} = k_at + min(base + place + {{ i * PER_PASS }}u, end - 1u) * {{ K_N }};
+{% for q in range(QUADS) %}
+        var dots{{ i }}_{{ q }} = vec4<f32>(0.0);
+{% endfor %}
+{% endfor %}
+{% for u in range(0, UNITS, LANES) %}
+{% set guard = u + LANES > UNITS %}
+        {{ "if (lane < %du) " % (UNITS - u) if guard }}{
+{% for i in range(PASSES) %}
+            let key{{ i }} = load_k(k{{ i }}, lane + {{ u }}u);
+{% endfor %}
+{% for r in range(TILE_ROWS) %}
+            let q{{ r }} = queries[{{ r }}][lane + {{ u }}u];
+{% for i in range(PASSES) %}
+            dots{{ i }}_{{ r // 4 }}.{{ "xyzw"[r % 4] }} += dot(q{{ r }}, key{{ i }});
+{% endfor %}
+{% endfor %}
+        }
+{% endfor %}
+{% if PREFETCH %}
+{% for i in range(STEPS) %}
+        let value{{ i }} = load_v(v_at + min(base + part + {{ i * GROUPS }}u, end - 1u) * {{ V_N }}, unit);
+{% endfor %}
+{% endif %}
+{% for i in range(PASSES) %}
+{% for q in range(QUADS) %}
+        pool[lane * {{ LANE_STRIDE }}u + (place + {{ i * PER_PASS }}u) * {{ QUADS }}u + {{ q }}u] = dots{{ i }}_{{ q }};
+{% endfor %}
+{% endfor %}
+        workgroupBarrier();
+
+{% for i in range(OWN) %}
+        var score{{ i }} = 0.0;
+        var seen{{ i }} = false;
+{% endfor %}
+        if (soft) {
+            var best = {{ LOWEST }};
+{% for i in range(OWN) %}
+            {
+                let local = soft_lane + {{ i * SOFTMAX_LANES }}u;
+                let key = base + local;
+                let slot = local * {{ QUADS }}u + soft_row / 4u;
+                score{{ i }} = {% for l in range(LANES) %}pool[{{ l * LANE_STRIDE }}u + slot][soft_row % 4u]{{ " + " if not loop.last }}{% endfor %};
+                seen{{ i }} = key < end && row < {{ ROWS }}{{ " && key <= %s + position" % START if CAUSAL }};
+{% if MASK %}
+                if (seen{{ i }}) {
+                    let masked = load_mask({{ MASK_AT }} + position * {{ MASK_ROW }} + key * {{ MASK_KEY }});
+                    seen{{ i }} = masked.seen;
+                    score{{ i }} += masked.bias;
+                }
+{% endif %}
+                best = max(best, select({{ LOWEST }}, score{{ i }}, seen{{ i }}));
+            }
+{% endfor %}
+            partial[soft_row][soft_lane] = best;
+        }
+        workgroupBarrier();
+
+        if (soft) {
+            let before = highest;
+{% for l in range(SOFTMAX_LANES) %}
+            highest = max(highest, partial[soft_row][{{ l }}]);
+{% endfor %}
+            let shrink = exp2(max(before - highest, -150.0));
+            total *= shrink;
+            if (soft_lane == 0u) { rescale[soft_row] = shrink; }
+{% for i in range(OWN) %}
+            let weight{{ i }} = select(0.0, exp2(clamp(score{{ i }} - highest, -150.0, 0.0)), seen{{ i }});
+            weights[soft_lane + {{ i * SOFTMAX_LANES }}u][soft_row] = weight{{ i }};
+            total += weight{{ i }};
+{% endfor %}
+        }
+        workgroupBarrier();
+
+        if (valued) {
+{% for r in range(TILE_ROWS) %}
+            sum{{ r }} *= rescale[{{ r }}];
+{% endfor %}
+{% for i in range(STEPS) %}
+{% set guard = ragged and loop.last %}
+            {{ "if (part < %du) " % (TILE - i * GROUPS) if guard }}{
+{% if not PREFETCH %}
+                let value{{ i }} = load_v(v_at + min(base + part + {{ i * GROUPS }}u, end - 1u) * {{ V_N }}, unit);
+{% endif %}
+{% for r in range(TILE_ROWS) %}
+                sum{{ r }} += weights[part + {{ i * GROUPS }}u][{{ r }}] * value{{ i }};
+{% endfor %}
+            }
+{% endfor %}
+        }
+        // No barrier here: the next tile writes pool, which nobody reads any more, and its first
+        // barrier stands before weights and rescale are written again.
+    }
+
+    if (soft) { partial[soft_row][soft_lane] = total; }
+{% for groups, half in MERGE %}
+    if (part >= {{ half }}u && part < {{ groups }}u) {
+{% for r in range(TILE_ROWS) %}
+        pool[((part - {{ half }}u) * {{ TILE_ROWS }}u + {{ r }}u) * {{ UNITS }}u + unit] = sum{{ r }};
+{% endfor %}
+    }
+    workgroupBarrier();
+    if (part < {{ groups - half }}u) {
+{% for r in range(TILE_ROWS) %}
+        sum{{ r }} += pool[(part * {{ TILE_ROWS }}u + {{ r }}u) * {{ UNITS }}u + unit];
+{% endfor %}
+    }
+    workgroupBarrier();
+{% endfor %}
+
+    let share = ((batch * {{ HEADS }}u + head) * {{ ROWS }} + first_row) * {{ SPLITS }} + workgroup.x;
+    if (part == 0u) {
+{% for r in range(TILE_ROWS) %}
+        if (first_row + {{ r }}u < {{ ROWS }}) {
+            sums[(share + {{ r }}u * {{ SPLITS }}) * {{ UNITS }}u + unit] = sum{{ r }};
+        }
+{% endfor %}
+    }
+    if (soft && soft_lane == 0u && row < {{ ROWS }}) {
+        var all = 0.0;
+{% for l in range(SOFTMAX_LANES) %}
+        all += partial[soft_row][{{ l }}];
+{% endfor %}
+        stats[share + soft_row * {{ SPLITS }}] = vec2<f32>(highest, all);
+    }
+}

@@ -1,0 +1,353 @@
+"""The attention kernels, and which of them runs when.
+
+Query heads that share a KV head are *rows* of one problem: row ``s * group + g`` of KV head h is
+query head ``h * group + g`` at position s. So K and V are read once for a whole group (GQA, MQA)
+and a tile of rows may span heads and positions alike.
+
+* ``decode`` (one position) and ``short`` (a few): the context is split over workgroups, each does
+  an online softmax over its share in one pass over K and V, and a second dispatch merges the
+  shares (flash-decoding; online softmax as in Milakov & Gimelshein 2018).
+* ``prefill``: a workgroup owns a tile of rows and walks the context up to the last key that one of
+  them may see, K and V passing through workgroup memory (FlashAttention's loop).
+
+None of them stores rows x context anywhere. Scores are kept in units of log2: the scale carries
+log2(e) and exp becomes exp2."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from executorch_wgpu.ops.builder import Bind, Builder, DispatchSpec, Number, RouteSpec
+from executorch_wgpu.ops.symbolic import (
+    Scalar,
+    Sym,
+    ceil_div,
+    equal,
+    less_equal,
+    maximum,
+    minimum,
+    upper_bound,
+)
+from executorch_wgpu.ops.templates import float_literal
+from executorch_wgpu.ops.tensor import Tensor
+from executorch_wgpu.serialization.dispatch_list import DType
+from executorch_wgpu.serialization.limits import DEFAULT_LIMITS
+
+#: Head dimensions beyond this do not fit the kernels' workgroup memory and registers.
+MAX_HEAD_DIM = 256
+#: Bytes of workgroup memory that every device has.
+WORKGROUP_MEMORY = DEFAULT_LIMITS["max-compute-workgroup-storage-size"]
+
+# Split kernel. Every workgroup walks tiles of DECODE_TILE positions; LANES threads share the dot
+# product of one position, SOFTMAX_LANES threads the softmax of one row.
+DECODE_THREADS = 128
+DECODE_TILE = 64
+LANES = 4
+SOFTMAX_LANES = 16
+#: A split is one tile until there would be more splits than this; then splits grow.
+MAX_SPLITS = 64
+#: V is read ahead into registers while that takes at most this many of them (vec4).
+MAX_PREFETCH = 8
+#: The most positions that are still done by splitting the context.
+SHORT_ROWS = 16
+
+# Merge kernel.
+REDUCE_THREADS = 128
+
+# Prefill kernel: ROW_GROUPS x COLUMNS threads, 4 rows and KEYS_PER_THREAD keys a thread.
+ROW_GROUPS = 8
+COLUMNS = 16
+KEYS_PER_THREAD = 4
+#: vec4 of a head that pass through workgroup memory at once for the scores.
+SLICE = 4
+
+LOG2_E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """softmax(scale * query @ key^T + mask) @ value.
+
+    ``query`` [B, S, Hq, D], ``key``/``value`` [B, C, Hkv, D], ``mask`` [S, C] or None, all f32 of
+    any strides. ``length``: keys that count, from 0. ``causal``: row s sees keys up to
+    ``start + s``."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    start: Scalar
+    length: Scalar
+    causal: bool
+    scale: float
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return int(self.query.shape[2]) // self.kv_heads  # type: ignore[arg-type]
+
+    @property
+    def kv_heads(self) -> int:
+        return int(self.key.shape[2])  # type: ignore[arg-type]
+
+    @property
+    def dim(self) -> int:
+        return int(self.query.shape[3])  # type: ignore[arg-type]
+
+    @property
+    def units(self) -> int:
+        """vec4 that hold one head, the last padded with zeros."""
+        return -(-self.dim // 4)
+
+    @property
+    def rows(self) -> Scalar:
+        """Rows of one KV head in one batch."""
+        return self.query.shape[1] * self.group
+
+
+def emit_attention(b: Builder, problem: Problem) -> Tensor:
+    """Append the step; returns a contiguous [B, S, Hq, D]."""
+    query = problem.query
+    out = b.empty(query.shape, DType.F32, "attention")
+    positions = query.shape[1]
+    routes: list[RouteSpec] = []
+    tile = min(problem.group, _max_tile_rows(problem.units))
+    for name, rows, guard in (
+        ("decode", tile, equal(positions, 1)),
+        ("short", _max_tile_rows(problem.units), less_equal(positions, SHORT_ROWS)),
+        ("prefill", 0, 1),
+    ):
+        if not isinstance(guard, Sym) and not guard:
+            continue  # not built at all: its live values would take slots of the live block
+        if name == "prefill":
+            routes.append(RouteSpec(name, [_prefill(b, problem, out)]))
+            break
+        if isinstance(problem.rows, int):
+            rows = min(rows, max(1, problem.rows))
+        bound = 1 if name == "decode" else SHORT_ROWS
+        routes.append(RouteSpec(name, _split(b, problem, out, rows, bound), guard))
+        if not isinstance(guard, Sym):
+            break
+    b.step(*routes)
+    return out
+
+
+# -- interface of the templates -----------------------------------------------------------------
+
+
+def _load(
+    problem: Problem, params: dict[str, Number], name: str, tensor: Tensor
+) -> tuple[Bind, dict[str, Any]]:
+    """Declare how rows of ``tensor`` [B, N, H, D] are addressed: parameters ``<name>_AT``, ``_B``,
+    ``_N``, ``_H`` in units of the bound element, vec4 where the layout allows that."""
+    unit = 4 if _vector(tensor) else 1
+    params[f"{name}_AT"] = tensor.offset // unit
+    for axis, stride in zip("BNH", tensor.strides, strict=False):
+        params[f"{name}_{axis}"] = stride // unit
+    if unit == 1:
+        params[f"{name}_D"] = tensor.strides[3]
+    return Bind(tensor, "vec4<f32>" if unit == 4 else "f32"), {f"{name}_VEC": unit == 4}
+
+
+def _vector(tensor: Tensor) -> bool:
+    """Whether every row of D elements is a run of whole, aligned vec4."""
+    *outer, inner = tensor.strides
+    return (
+        tensor.shape[3] % 4 == 0
+        and inner == 1
+        and tensor.offset % 4 == 0
+        and all(s % 4 == 0 for s in outer)
+    )
+
+
+def _operands(
+    problem: Problem,
+) -> tuple[dict[str, Bind], dict[str, Number], dict[str, Any]]:
+    """Bindings, parameters and template constants that the two kernels over K and V share."""
+    params: dict[str, Number] = {
+        "ROWS": problem.rows,
+        "LENGTH": problem.length,
+        "SCALE": float(problem.scale * LOG2_E),
+    }
+    consts: dict[str, Any] = {
+        "DIM": problem.dim,
+        "UNITS": problem.units,
+        "GROUP": problem.group,
+        "CAUSAL": problem.causal,
+        "MASK": problem.mask is not None,
+        "LOG2_E": float_literal(LOG2_E),
+    }
+    reads: dict[str, Bind] = {}
+    for name, tensor in (("Q", problem.query), ("K", problem.key), ("V", problem.value)):
+        reads[name.lower()], more = _load(problem, params, name, tensor)
+        consts |= more
+    if problem.causal:
+        params["START"] = problem.start
+    if problem.mask is not None:
+        # Words, so that -inf is told by its bits: WGSL need not know infinity.
+        reads["mask"] = Bind(problem.mask, "u32")
+        params["MASK_AT"] = problem.mask.offset
+        params["MASK_ROW"], params["MASK_KEY"] = problem.mask.strides
+    return reads, params, consts
+
+
+def _output(out: Tensor, dim: int) -> tuple[Bind, dict[str, Any]]:
+    vector = dim % 4 == 0
+    return Bind(out, "vec4<f32>" if vector else "f32"), {"OUT_VEC": vector}
+
+
+# -- splitting the context ----------------------------------------------------------------------
+
+
+def _split_bytes(units: int, rows: int) -> int:
+    """Workgroup memory of the split kernel with ``rows`` rows a tile."""
+    quads = -(-rows // 4)
+    pool = max(LANES * (DECODE_TILE * quads + 2), _pool_of_merge(units, DECODE_THREADS) * rows)
+    vectors = rows * units + pool
+    scalars = rows * (DECODE_TILE + SOFTMAX_LANES + 1)
+    return 16 * vectors + 4 * scalars
+
+
+def _pool_of_merge(units: int, threads: int) -> int:
+    """vec4 a row needs in workgroup memory to add up the groups of ``threads``: the upper half of
+    them writes, the lower half adds."""
+    groups = _groups(units, threads)
+    return groups // 2 * units
+
+
+def _groups(units: int, threads: int) -> int:
+    """How many positions are summed side by side when each takes ``units`` threads."""
+    return max(1, min(threads // units, DECODE_TILE))
+
+
+def _merge_rounds(groups: int) -> list[tuple[int, int]]:
+    """Rounds in which sums of ``groups`` groups become one: (groups before, groups after); those
+    past the new number are added to the first ones."""
+    rounds = []
+    while groups > 1:
+        rounds.append((groups, (groups + 1) // 2))
+        groups = (groups + 1) // 2
+    return rounds
+
+
+def _max_tile_rows(units: int) -> int:
+    """The most rows a workgroup of the split kernel can hold."""
+    rows = DECODE_THREADS // SOFTMAX_LANES
+    while _split_bytes(units, rows) > WORKGROUP_MEMORY:
+        rows -= 1
+    return rows
+
+
+def _split(
+    b: Builder, problem: Problem, out: Tensor, tile: int, positions: int
+) -> list[DispatchSpec]:
+    """Two dispatches for up to ``positions`` positions, ``tile`` rows a workgroup."""
+    units, batch, heads = problem.units, problem.query.shape[0], problem.kv_heads
+    tiles = ceil_div(problem.length, DECODE_TILE)
+    tiles_per_split = maximum(ceil_div(tiles, MAX_SPLITS), 1)
+    splits = ceil_div(tiles, tiles_per_split)
+    rows_bound = min(upper_bound(problem.rows), positions * problem.group)
+    # The checks keep the length within the caches, which the live scalars' own bounds may not.
+    longest = min(upper_bound(problem.length), upper_bound(problem.key.shape[1]))
+    shares = upper_bound(batch) * heads * rows_bound * min(-(-longest // DECODE_TILE), MAX_SPLITS)
+    sums = b.empty((shares, units * 4), DType.F32, "attention_sums")
+    stats = b.empty((shares, 2), DType.F32, "attention_stats")
+    reads, params, consts = _operands(problem)
+    params |= {"SPLITS": splits, "SPAN": tiles_per_split * DECODE_TILE}
+    row_tiles = ceil_div(minimum(problem.rows, rows_bound), tile)
+    groups = _groups(units, DECODE_THREADS)
+    steps = -(-DECODE_TILE // groups)
+    split = b.dispatch(
+        "attention/decode_split.wgsl",
+        "sdpa_decode_split",
+        reads=reads,
+        writes={"sums": Bind(sums, "vec4<f32>"), "stats": Bind(stats, "vec2<f32>")},
+        params=params,
+        consts={
+            **consts,
+            "HEADS": heads,
+            "TILE": DECODE_TILE,
+            "TILE_ROWS": tile,
+            "LANES": LANES,
+            "SOFTMAX_LANES": SOFTMAX_LANES,
+            "GROUPS": groups,
+            "MERGE": _merge_rounds(groups),
+            "PREFETCH": steps <= MAX_PREFETCH,
+            "POOL": max(
+                LANES * (DECODE_TILE * -(-tile // 4) + 2),
+                _pool_of_merge(units, DECODE_THREADS) * tile,
+            ),
+        },
+        grid=(splits, row_tiles * heads, batch),
+        workgroup=(DECODE_THREADS,),
+        workgroup_bytes=_split_bytes(units, tile),
+    )
+    bind, more = _output(out, problem.dim)
+    groups = _groups(units, REDUCE_THREADS)
+    pool = max(1, _pool_of_merge(units, REDUCE_THREADS))
+    merge = b.dispatch(
+        "attention/decode_reduce.wgsl",
+        "sdpa_decode_reduce",
+        reads={"sums": Bind(sums, "vec4<f32>"), "stats": Bind(stats, "vec2<f32>")},
+        writes={"out": bind},
+        params={
+            "ROWS": problem.rows,
+            "SPLITS": splits,
+            "POSITIONS": problem.query.shape[1],
+        },
+        consts={
+            "DIM": problem.dim,
+            "UNITS": units,
+            "GROUP": problem.group,
+            "HEADS": heads,
+            "MAX_SPLITS": MAX_SPLITS,
+            "GROUPS": groups,
+            "MERGE": _merge_rounds(groups),
+            "POOL": pool,
+            **more,
+        },
+        grid=(minimum(problem.rows, rows_bound), heads, batch),
+        workgroup=(REDUCE_THREADS,),
+        workgroup_bytes=16 * pool + 8 * MAX_SPLITS,
+    )
+    return [split, merge]
+
+
+# -- prefill ------------------------------------------------------------------------------------
+
+
+def _prefill(b: Builder, problem: Problem, out: Tensor) -> DispatchSpec:
+    """One dispatch for any number of positions."""
+    reads, params, consts = _operands(problem)
+    bind, more = _output(out, problem.dim)
+    params["POSITIONS"] = problem.query.shape[1]
+    tile_rows, tile_keys = 4 * ROW_GROUPS, COLUMNS * KEYS_PER_THREAD
+    keys_stride = SLICE + 1  # padded, so that threads of one column meet different banks
+    stage = tile_keys * keys_stride + tile_rows * SLICE
+    value_keys = tile_keys
+    while value_keys * problem.units > stage:
+        value_keys //= 2
+    return b.dispatch(
+        "attention/prefill.wgsl",
+        "sdpa_prefill",
+        reads=reads,
+        writes={"out": bind},
+        params=params,
+        consts={
+            **consts,
+            **more,
+            "HEADS": problem.kv_heads,
+            "ROW_GROUPS": ROW_GROUPS,
+            "COLUMNS": COLUMNS,
+            "KEYS": KEYS_PER_THREAD,
+            "SLICE": SLICE,
+            "KEYS_STRIDE": keys_stride,
+            "STAGE": stage,
+            "VALUE_KEYS": value_keys,
+        },
+        grid=(ceil_div(problem.rows, tile_rows), problem.kv_heads, problem.query.shape[0]),
+        workgroup=(ROW_GROUPS * COLUMNS,),
+        workgroup_bytes=16 * (stage + tile_keys * (ROW_GROUPS + 1)),
+    )

@@ -1,0 +1,104 @@
+"""What the tests of attention share: graphs of one operator, and double-precision references."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from harness import Chain
+
+from executorch_wgpu.ops.symbolic import Scalar
+from executorch_wgpu.serialization.dispatch_list import DType
+
+
+def reference(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    start: int,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Attention in double precision over whole caches; zeros for a row that is masked entirely."""
+    q, k, v = (x.double().transpose(1, 2) for x in (query, key, value))
+    rows, length = q.shape[2], k.shape[2] if mask is not None else start + q.shape[2]
+    k, v = k[:, :, :length], v[:, :, :length]
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if mask is not None:
+        scores = scores + mask.double()
+    if causal:
+        hidden = torch.arange(length) > torch.arange(rows)[:, None] + start
+        scores = scores.masked_fill(hidden, -float("inf"))
+    weights = scores.softmax(-1).nan_to_num(0.0)
+    return (weights @ v).transpose(1, 2)
+
+
+def arguments(
+    query: Any,
+    key: Any,
+    value: Any,
+    start: Scalar,
+    mask: Any = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> dict[str, Any]:
+    """Arguments of llama.custom_sdpa by name."""
+    return {
+        "query": query,
+        "key": key,
+        "value": value,
+        "start_pos": start,
+        "attn_mask": mask,
+        "drpout_p": 0.0,
+        "is_causal": causal,
+        "scale": scale,
+    }
+
+
+def sdpa_graph(
+    device: Any,
+    query: tuple[Scalar, ...],
+    cache: tuple[Scalar, ...],
+    start: Scalar,
+    *,
+    chain: Chain | None = None,
+    mask: bool = False,
+    causal: bool = False,
+    scale: float | None = None,
+    transposed: bool = False,
+) -> Any:
+    """A graph of one llama.custom_sdpa: inputs (those of ``chain``, then) query, key, value and
+    mask. ``transposed``: all three arrive as [B, H, S, D] and are permuted."""
+    c = chain or Chain()
+
+    def tensor(name: str, shape: tuple[Scalar, ...]) -> Any:
+        if not transposed:
+            return c.input(name, shape)
+        x = c.input(name, (shape[0], shape[2], shape[1], shape[3]))
+        call = {"self": x, "dims": [0, 2, 1, 3]}
+        (x,) = c.call("aten.permute_copy.default", call, [(DType.F32, shape)])
+        return x
+
+    q, k, v = tensor("q", query), tensor("k", cache), tensor("v", cache)
+    m = c.input("mask", (query[1], cache[1])) if mask else None
+    args = arguments(q, k, v, start, m, causal, scale)
+    c.output(*c.call("llama.custom_sdpa.default", args, [(DType.F32, query)]))
+    return c.graph(device)
+
+
+def labels(graph: Any) -> list[list[list[str]]]:
+    """Labels of the dispatches of each route of each step, without the module path."""
+    return [
+        [[d.label.rsplit("/", 1)[-1] for d in route.dispatches] for route in step.routes]
+        for step in graph.program.steps
+    ]
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Normal numbers, the same for the same arguments."""
+    generator = np.random.default_rng([seed, *shape])
+    return torch.from_numpy(generator.standard_normal(shape, np.float32))
