@@ -1,0 +1,1 @@
+"""Models that the demo, the benchmarks and the tests share, one family a file."""

@@ -1,0 +1,120 @@
+"""``bench`` and ``devices``, on a real adapter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click import BadParameter
+from click.testing import Result
+from pte_maker import MAX_S, WEIGHT, WIDTH, make_program
+
+from executorch_wgpu.runtime import Runtime, UnsupportedDeviceError
+from executorch_wgpu.runtime.device import default_device
+from executorch_wgpu.scripts.bench import choose_scalars, random_inputs
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def adapter() -> Any:
+    try:
+        return default_device().adapter
+    except UnsupportedDeviceError as error:
+        pytest.skip(str(error))
+
+
+def test_devices(cli: Cli, adapter: Any) -> None:
+    result = cli("devices")
+    assert result.exit_code == 0, result.output
+    assert adapter.info["device"] in result.output
+    assert "timestamp-query" in result.output
+
+
+def test_devices_json(cli: Cli, adapter: Any) -> None:
+    result = cli("devices", "--json")
+    assert result.exit_code == 0, result.output
+    listed = json.loads(result.output)
+    (mine,) = [entry for entry in listed if entry["summary"] == adapter.summary]
+    assert mine["usable"]
+    assert mine["limits"]["max-buffer-size"] == adapter.limits["max-buffer-size"]
+
+
+def test_the_program_runs(tiny: Path) -> None:
+    """The file that these tests use is sound: its results are right, step after step."""
+    method = Runtime.get().load_program(tiny).load_method("forward")
+    rng = np.random.default_rng(0)
+    cache = np.zeros((32, WIDTH), np.float32)
+    position = 0
+    for rows in (5, 1, 1, 8):
+        x = rng.standard_normal((rows, WIDTH), np.float32)
+        cache[position : position + rows] = x
+        [y] = method.execute([x, np.array([position])])
+        expected = np.broadcast_to(WEIGHT * cache.sum(0), (rows, WIDTH))
+        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+        position += rows
+
+
+def test_bench_text(cli: Cli, tiny: Path) -> None:
+    result = cli("bench", tiny, "--steps", 3, "--warmup", 1, "--device-time")
+    assert result.exit_code == 0, result.output
+    for part in ("S = 1, input_pos = 0", "2 a call", "encode + submit", "wait + read"):
+        assert part in result.output
+    assert "layers.0/column_sums" in result.output
+
+
+def test_bench_json(cli: Cli, tiny: Path) -> None:
+    result = cli("bench", tiny, "--steps", 4, "--seq-len", 1000, "--set", "input_pos=3", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert found["scalars"] == {"S": MAX_S, "input_pos": 3}
+    assert found["steps"] == 4
+    for key in ("execute_s", "encode_submit_s", "wait_read_s"):
+        spread = found[key]
+        assert 0 < spread["least"] <= spread["median"] <= spread["p95"]
+
+
+@pytest.mark.parametrize("setting", ["T=3", "S", "S=three", "S=9", "input_pos=-1"])
+def test_bad_setting(cli: Cli, tiny: Path, setting: str) -> None:
+    result = cli("bench", tiny, "--set", setting)
+    assert result.exit_code == 2
+    assert "--set" in result.output
+
+
+def test_a_refused_call_is_one_line(cli: Cli, tiny: Path) -> None:
+    result = cli("bench", tiny, "--seq-len", 2, "--input-pos", 31)
+    assert result.exit_code == 1
+    assert "input_pos 31 + 2 rows exceed the cache of 32 rows" in result.output
+
+
+def test_unknown_device(cli: Cli, tiny: Path) -> None:
+    result = cli("bench", tiny, "--device", "no such adapter")
+    assert result.exit_code == 1
+    assert "no such adapter" in result.output
+
+
+def test_no_steps(cli: Cli, tiny: Path) -> None:
+    assert cli("bench", tiny, "--steps", 0).exit_code == 2
+
+
+def test_choose_scalars() -> None:
+    program = make_program()
+    assert choose_scalars(program, 1, 0, ()) == [1, 0]
+    assert choose_scalars(program, 0, 99, ()) == [1, 31]
+    assert choose_scalars(program, 4, 0, ("input_pos=2", "S=3")) == [3, 2]
+    with pytest.raises(BadParameter):
+        choose_scalars(program, 1, 0, ("S=0",))
+
+
+def test_random_inputs() -> None:
+    x, position = random_inputs(make_program(), [3, 7])
+    assert x.shape == (3, WIDTH)
+    assert x.dtype == np.float32
+    assert position.tolist() == [7]
+    assert position.dtype == np.int64
+    again, _ = random_inputs(make_program(), [3, 7])
+    np.testing.assert_array_equal(x, again)
