@@ -122,7 +122,7 @@ class _Build:
         live = tuple(b.table.add(value) for value in b.live)
         checks = tuple(
             Check(b.table.add(condition), message, tuple(b.table.add(a) for a in args))
-            for condition, message, args in b.checks
+            for condition, (message, args) in b.checks.items()
         )
         self._limit("max-buffer-size", max((entry.size for entry in self.buffers), default=0))
         program = Program(

@@ -43,13 +43,14 @@ class _ChainLowering:
         inputs = [self._input(item) for item in chain.inputs]
         for value, name in chain.states.items():
             self.tensors[value] = _state_tensor(value, name)
-        for check in chain.checks:
-            b.check(check.condition, check.message, *check.args)
         for position, call in enumerate(chain.calls):
             with b.at(call.origin):
                 self._call(position, call)
         outputs = self._outputs()
         self._store_states()
+        # After the operators' own: where both state a condition, theirs has the better message.
+        for check in chain.checks:
+            b.check(check.condition, check.message, *check.args)
         return LoweredProgram(*build_program(b, chain, inputs, outputs))
 
     def _input(self, item: ChainInput) -> Tensor | None:

@@ -92,7 +92,7 @@ class Builder:
 
     table: ExprTable = field(default_factory=ExprTable)
     steps: list[list[RouteSpec]] = field(default_factory=list)
-    checks: list[tuple[Scalar, str, tuple[Scalar, ...]]] = field(default_factory=list)
+    checks: dict[Sym, tuple[str, tuple[Scalar, ...]]] = field(default_factory=dict)
     live: dict[Sym, int] = field(default_factory=dict)
     origin: Origin = field(default_factory=Origin)
     _constants: dict[int, Tensor] = field(default_factory=dict)
@@ -132,12 +132,16 @@ class Builder:
 
     # -- live values -----------------------------------------------------------------------
 
-    def check(self, condition: Scalar, message: str, *args: Scalar) -> None:
+    def check(
+        self, condition: Scalar, message: str, *args: Scalar, specific: bool = False
+    ) -> None:
         """Refuse an execute on the host where ``condition`` is 0; ``{0}`` ... in the message
-        stand for ``args``. Raises ValueError when it can never hold."""
+        stand for ``args``. A condition is stated once: the first message stays, unless a later
+        one is ``specific`` (says what it means to the user rather than to the operator). Raises
+        ValueError when it can never hold."""
         if isinstance(condition, Sym):
-            if (condition, message, args) not in self.checks:
-                self.checks.append((condition, message, args))
+            if specific or condition not in self.checks:
+                self.checks[condition] = (message, args)
         elif not condition:
             raise ValueError(f"never true: {message}")
 

@@ -1,0 +1,19 @@
+"""Passes over operator chains: one file a pattern, with the subgraph before and after."""
+
+from __future__ import annotations
+
+from executorch_wgpu.backend.passes.dead_code import drop_dead_calls
+from executorch_wgpu.backend.passes.fold_constants import fold_scalar_constants
+from executorch_wgpu.backend.passes.fuse_rms_norm import fuse_rms_norm
+from executorch_wgpu.backend.passes.fuse_rope import fuse_rope
+from executorch_wgpu.ops.call import OpChain
+
+#: In order. Each takes a chain and changes it in place.
+PASSES = (fold_scalar_constants, drop_dead_calls, fuse_rms_norm, fuse_rope, drop_dead_calls)
+
+
+def run_passes(chain: OpChain) -> OpChain:
+    """Apply every pass; returns the same chain."""
+    for apply in PASSES:
+        apply(chain)
+    return chain

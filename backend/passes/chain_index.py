@@ -1,0 +1,90 @@
+"""Who defines and who reads each value: what patterns ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from executorch_wgpu.ops.call import OpCall, OpChain, Value
+from executorch_wgpu.ops.symbolic import Scalar
+
+
+class ChainIndex:
+    """A snapshot of a chain's def-use relation. A pass that changes the chain makes a new one."""
+
+    def __init__(self, chain: OpChain) -> None:
+        self.producer: dict[Value, OpCall] = {}
+        self.users: dict[Value, list[OpCall]] = {}
+        self.leaving: set[Value] = set()
+        self.position: dict[int, int] = {}
+        for position, call in enumerate(chain.calls):
+            self.position[id(call)] = position
+            for value in call.outputs:
+                self.producer[value] = call
+            for value in call.input_values():
+                self.users.setdefault(value, []).append(call)
+        for item in [*chain.outputs, *chain.results.values()]:
+            if isinstance(item, Value):
+                self.leaving.add(item)
+
+    def made_by(self, value: Any, *ops: str) -> OpCall | None:
+        """The call that defines ``value`` when it is one of ``ops``."""
+        if not isinstance(value, Value):
+            return None
+        call = self.producer.get(value)
+        return call if call is not None and call.op in ops else None
+
+
+_VIEWS = (
+    "aten.view_copy.default",
+    "aten.unsqueeze_copy.default",
+    "aten.squeeze_copy.dims",
+    "aten.squeeze_copy.dim",
+    "aten.clone.default",
+    "dim_order_ops._clone_dim_order.default",
+    "aten.alias_copy.default",
+    "aten._to_copy.default",
+    "dim_order_ops._to_dim_order_copy.default",
+)
+
+
+def same_elements(index: ChainIndex, value: Any) -> Any:
+    """Look through calls that change neither elements, dtype nor shape."""
+    while isinstance(value, Value):
+        call = index.made_by(value, *_VIEWS)
+        if call is None or call.mutates:
+            return value
+        source = call["self"]
+        if not isinstance(source, Value) or source.dtype is not value.dtype:
+            return value
+        if source.shape != value.shape:
+            return value
+        value = source
+    return value
+
+
+def number_of(value: Any) -> float | None:
+    """A Python number, or the content of a 0-dim or one-element constant; None for the rest."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, Value) and value.constant is not None and value.constant.numel() == 1:
+        return float(value.constant)
+    return None
+
+
+def is_binary(call: OpCall | None, left: Any, right: Any) -> bool:
+    """Whether a commutative call has these operands in either order."""
+    if call is None:
+        return False
+    a, b = call["self"], call["other"]
+    return (a is left and b is right) or (a is right and b is left)
+
+
+def last_dim(dims: Any, rank: int) -> bool:
+    """Whether ``dims`` names exactly the last dimension."""
+    items = dims if isinstance(dims, (list, tuple)) else [dims]
+    return len(items) == 1 and isinstance(items[0], int) and items[0] % rank == rank - 1
+
+
+def halved(size: Scalar) -> int | None:
+    """Half of a static even size, None otherwise."""
+    return size // 2 if isinstance(size, int) and size % 2 == 0 else None

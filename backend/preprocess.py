@@ -1,0 +1,41 @@
+"""WgpuBackend: what ExecuTorch calls with each partition."""
+
+from __future__ import annotations
+
+from executorch.exir._serialize._named_data_store import NamedDataStore
+from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+from torch.export import ExportedProgram
+
+from executorch_wgpu.backend.graph_reader import GraphReader
+from executorch_wgpu.backend.lowering import LoweredProgram, lower_chain
+from executorch_wgpu.backend.passes import run_passes
+from executorch_wgpu.serialization.writer import serialize
+
+#: Alignment in bytes of each constant in the file: a page of GPU upload, and enough for any view.
+DATA_ALIGNMENT = 64
+
+
+def lower_program(program: ExportedProgram) -> LoweredProgram:
+    """An exported program in edge dialect, all of whose nodes are supported, as a dispatch list.
+    Raises what ``GraphReader.chain`` and ``lower_chain`` raise."""
+    return lower_chain(run_passes(GraphReader(program).chain()))
+
+
+class WgpuBackend(BackendDetails):
+    """The backend; its name is the delegate's id in the ``.pte``."""
+
+    @staticmethod
+    def preprocess(
+        edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+    ) -> PreprocessResult:
+        """Lower one partition: the blob is the dispatch list, weights go to the named data."""
+        lowered = lower_program(edge_program)
+        store = NamedDataStore()
+        for key, content in lowered.data.items():
+            store.add_named_data(key, content.tobytes(), alignment=DATA_ALIGNMENT)
+        return PreprocessResult(
+            processed_bytes=serialize(lowered.program),
+            debug_handle_map=None,
+            data_store_output=store.get_named_data_store_output(),
+        )
