@@ -172,14 +172,16 @@ def from_storage(data: memoryview, shape: tuple[int, ...], dtype: DType) -> Arra
     return stored.astype(_NUMPY[dtype], copy=True).reshape(shape)
 
 
-def to_caller(array: Array, dtype: DType, torch_out: bool) -> Any:
-    """The result in the caller's terms: a numpy array, or a torch tensor when torch came in."""
+def to_caller(array: Array, bfloat16: bool, torch_out: bool) -> Any:
+    """The result in the caller's terms: a numpy array, or a torch tensor when torch came in.
+    ``bfloat16``: the ``uint16`` elements are its bits."""
     if torch_out:
         torch = sys.modules["torch"]
-        if dtype is DType.BF16:
+        if bfloat16:
+            # torch has little for uint16; the bits travel as int16.
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
-    if dtype is DType.BF16:
+    if bfloat16:
         try:
             import ml_dtypes  # type: ignore[import-not-found,unused-ignore]
         except ImportError:

@@ -152,16 +152,28 @@ _default_lock = threading.Lock()
 
 
 def default_device() -> Any:
-    """The ``GPUDevice`` that this process shares, created on the first call. Thread-safe.
+    """The ``GPUDevice`` that this process shares, created on the first call, and again when it
+    has been lost. Thread-safe.
 
     Raises:
         UnsupportedDeviceError: nothing usable.
     """
     global _default
     with _default_lock:
-        if _default is None:
+        if _default is None or is_lost(_default):
             _default = request_device()
         return _default
+
+
+def is_lost(device: Any) -> bool:
+    """Whether ``device`` is gone. wgpu says so only when it is used."""
+    try:
+        device.create_command_encoder(label="is it alive").finish()
+    except Exception as error:
+        if "lost" in str(error).lower() or "destroyed" in str(error).lower():
+            return True
+        raise
+    return False
 
 
 def is_native(device: Any) -> bool:

@@ -17,6 +17,7 @@ __all__ = [
     "DeviceLostError",
     "InvalidInputError",
     "InvalidProgramError",
+    "NotDelegatedError",
     "OutOfDeviceMemoryError",
     "ProfilingError",
     "UnsupportedDeviceError",
@@ -33,6 +34,11 @@ class UnsupportedDeviceError(WgpuDelegateError):
 class InvalidInputError(WgpuDelegateError, ValueError):
     """An argument of ``execute`` does not fit the program: count, type, dtype, rank, size, range,
     or a check of the program. Nothing was sent to the GPU and no state has changed."""
+
+
+class NotDelegatedError(WgpuDelegateError):
+    """The method also needs CPU operators or other backends, which only ExecuTorch's own runtime
+    has. The message names them and says how to run it."""
 
 
 class OutOfDeviceMemoryError(WgpuDelegateError, MemoryError):
@@ -64,25 +70,25 @@ def gpu_errors(label: str, doing: str, *, loading: bool = False) -> Iterator[Non
     """
     try:
         yield
+    except WgpuDelegateError:
+        raise
     except Exception as error:
         # By name, for wgpu and wgpudawn define the same classes twice.
         names = {cls.__name__ for cls in type(error).__mro__}
         text = _plain(str(error))
-        if "GPUError" not in names and "lost" not in text.lower():
-            raise
-        message = f"{label or 'program'}: {doing}: {text}"
         lowered = text.lower()
-        if "GPUOutOfMemoryError" in names or "out of memory" in lowered:
-            raise OutOfDeviceMemoryError(
-                f"{message}. Free other models of this process or pick a bigger device "
-                "(`executorch-wgpu devices`)."
-            ) from error
+        message = f"{label or 'program'}: {doing}: {text}"
         if "device" in lowered and ("lost" in lowered or "destroyed" in lowered):
             raise DeviceLostError(f"{message}. Load the program again on a new device.") from error
         if "GPUError" not in names:
             raise
-        cls = InvalidProgramError if loading else WgpuDelegateError
-        raise cls(message) from error
+        full = ("out of memory" in lowered) or ("not enough memory" in lowered)
+        if full or "GPUOutOfMemoryError" in names:
+            raise OutOfDeviceMemoryError(
+                f"{message}. Free other models of this process or pick a bigger device "
+                "(`executorch-wgpu devices`)."
+            ) from error
+        raise (InvalidProgramError if loading else WgpuDelegateError)(message) from error
 
 
 def _plain(text: str) -> str:

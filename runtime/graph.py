@@ -81,6 +81,8 @@ class WebGPUGraph:
             ``EXECUTORCH_WGPU_POISON``. Slow, for tests.
         debug_labels: a debug group a dispatch, for GPU debuggers; None asks
             ``EXECUTORCH_WGPU_DEBUG_LABELS``. Slower recording, the same results.
+        positions: for each input the number that error messages give it, where the caller counts
+            otherwise.
         plain_api: never call wgpu-native's C functions.
         verified: ``program`` comes from ``deserialize``, which has verified it.
 
@@ -102,6 +104,7 @@ class WebGPUGraph:
         profile: bool | None = None,
         poison: bool | None = None,
         debug_labels: bool | None = None,
+        positions: Sequence[int] | None = None,
         plain_api: bool = False,
         verified: bool = False,
     ) -> None:
@@ -114,7 +117,7 @@ class WebGPUGraph:
             debug_labels = env_switch("EXECUTORCH_WGPU_DEBUG_LABELS")
         self._poison = env_switch("EXECUTORCH_WGPU_POISON") if poison is None else poison
         self._lock = threading.Lock()
-        self._admission = Admission(program, self.label)
+        self._admission = Admission(program, self.label, positions)
         have = capabilities(device)
         self._planner = Planner(program, have, self.label)
         self._submitter = submitter_of(device, plain=plain_api)
@@ -355,7 +358,7 @@ class WebGPUGraph:
                 continue
             part = data[output.start : output.start + output.size]
             array = boundary.from_storage(part, output.shape, output.dtype)
-            results.append(boundary.to_caller(array, output.dtype, pending.torch))
+            results.append(boundary.to_caller(array, output.dtype is DType.BF16, pending.torch))
         return results
 
     def _release(self, pending: PendingStep) -> None:

@@ -42,12 +42,23 @@ class Admission:
     Args:
         program: verified.
         label: first word of every message.
+        positions: for each input the number that messages give it, where the caller counts
+            otherwise.
     """
 
-    def __init__(self, program: Program, label: str) -> None:
+    def __init__(
+        self, program: Program, label: str, positions: Sequence[int] | None = None
+    ) -> None:
         self._program = program
         self._label = label
-        self._where = [f"{label}: input {i} '{spec.name}'" for i, spec in enumerate(program.inputs)]
+        self._where = [
+            f"{label}: input {i} '{spec.name}'"
+            for i, spec in zip(
+                range(len(program.inputs)) if positions is None else positions,
+                program.inputs,
+                strict=True,
+            )
+        ]
         # (input, its tensor, where its shape lies in the evaluated shapes)
         self._tensors: list[tuple[int, Tensor, slice]] = []
         shapes: list[int] = []

@@ -1,0 +1,378 @@
+"""The front door, with the names and shapes of ``executorch.runtime``::
+
+    method = Runtime.get().load_program("model.pte").load_method("forward")
+    [logits] = method.execute([tokens])
+
+Runs programs that are wholly delegated to us. Neither torch nor executorch is needed; a file that
+also uses ExecuTorch's CPU kernels has to run in ExecuTorch's own runtime, and the error says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from executorch_wgpu.serialization.dispatch_list import BACKEND_ID, BufferKind
+from executorch_wgpu.serialization.dispatch_list import Program as DispatchList
+from executorch_wgpu.serialization.errors import InvalidProgramError
+from executorch_wgpu.serialization.pte import PteFile, PteMethod, PteTensor
+from executorch_wgpu.serialization.pte_method import Source, SourceKind, Wiring
+from executorch_wgpu.serialization.reader import deserialize
+
+from . import boundary
+from .device import resolve_device
+from .errors import InvalidInputError, NotDelegatedError
+from .graph import WebGPUGraph
+from .metadata import MethodMetadata, ValueInfo, buffer_bytes, describe_file_value, describe_values
+
+if TYPE_CHECKING:
+    from .profile import ProfiledDispatch
+
+logger = logging.getLogger("executorch_wgpu")
+
+
+class Runtime:
+    """Loads programs. One instance a process, from :meth:`get`."""
+
+    _instance: Runtime | None = None
+    _instance_lock = threading.Lock()
+
+    @classmethod
+    def get(cls) -> Runtime:
+        """The instance. Thread-safe; opens no device."""
+        with cls._instance_lock:
+            if cls._instance is None:
+                cls._instance = cls()
+            return cls._instance
+
+    def load_program(
+        self,
+        data: str | os.PathLike[str] | bytes | bytearray | memoryview,
+        *,
+        device: Any = None,
+        profile: bool | None = None,
+    ) -> Program:
+        """Opens a ``.pte`` file. A file is mapped and stays open as long as the program and its
+        methods; nothing is sent to a device yet.
+
+        Args:
+            data: a path, or the file's bytes.
+            device: a ``GPUDevice``, a ``GPUAdapter``, part of an adapter's summary such as
+                ``"NVIDIA"``; None for the device that this process shares.
+            profile: timestamps for every dispatch of every method; None asks the environment
+                (``WEBGPU_TIMESTAMP_QUERY=1``).
+
+        Raises:
+            FileNotFoundError, OSError: the file cannot be opened.
+            InvalidProgramError: it is no ``.pte`` file.
+            TypeError: ``data`` is neither a path nor bytes.
+        """
+        if isinstance(data, (bytes, bytearray, memoryview)):
+            return Program(PteFile(data), object(), device, profile)
+        if not isinstance(data, (str, os.PathLike)):
+            raise TypeError(f"expected a path or bytes, got {type(data).__name__}")
+        status = os.stat(data)
+        identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        return Program(PteFile.open(data), identity, device, profile)
+
+
+class Program:
+    """An open ``.pte`` file, from :meth:`Runtime.load_program`."""
+
+    def __init__(
+        self, pte: PteFile, identity: Hashable, device: Any = None, profile: bool | None = None
+    ) -> None:
+        self._pte = pte
+        self._identity = identity
+        self._device = device
+        self._profile = profile
+        self._lists: dict[str, DispatchList] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def method_names(self) -> set[str]:
+        """Names of the methods, such as ``{"forward"}``."""
+        return set(self._pte.methods)
+
+    def metadata(self, method_name: str) -> MethodMetadata:
+        """What a method takes and gives, without a device.
+
+        Raises:
+            InvalidInputError: there is no method of that name.
+            NotDelegatedError, InvalidProgramError: see :meth:`load_method`.
+        """
+        method = self._method(method_name)
+        if method.is_metadata:
+            outputs = tuple(
+                describe_file_value(value, f"output{i}")
+                for i, value in enumerate(method.output_values)
+            )
+            return MethodMetadata(method_name, (), outputs)
+        program = self._dispatch_list(method)
+        wiring = method.wiring(len(program.inputs), len(program.outputs))
+        return _metadata(method, program, wiring)
+
+    def load_method(self, name: str) -> Method:
+        """Makes a method ready: compiles its kernels and uploads its weights (those that another
+        method of this file has uploaded to the same device are shared). Each call gives a method
+        with states of its own.
+
+        Raises:
+            InvalidInputError: there is no method of that name.
+            NotDelegatedError: CPU operators or other backends take part in it.
+            InvalidProgramError, UnsupportedDeviceError, OutOfDeviceMemoryError.
+        """
+        method = self._method(name)
+        if method.is_metadata:
+            return Method(self, method, None, None, self.metadata(name))
+        program = self._dispatch_list(method)
+        wiring = method.wiring(len(program.inputs), len(program.outputs))
+        graph = WebGPUGraph(
+            self._resolve_device(),
+            program,
+            self._pte.named_data,
+            name,
+            data_identity=self._identity,
+            profile=self._profile,
+            positions=[source.index for source in wiring.delegate_inputs],
+            verified=True,
+        )
+        return Method(self, method, graph, wiring, _metadata(method, program, wiring))
+
+    def dispatch_list(self, method_name: str) -> DispatchList:
+        """The delegate's program of a method, for inspection.
+
+        Raises:
+            As :meth:`metadata`; NotDelegatedError for a method with nothing but constants.
+        """
+        return self._dispatch_list(self._method(method_name))
+
+    def _resolve_device(self) -> Any:
+        with self._lock:
+            self._device = resolve_device(self._device)
+            return self._device
+
+    def _method(self, name: str) -> PteMethod:
+        if name not in self._pte.methods:
+            names = ", ".join(self._pte.methods) or "none"
+            raise InvalidInputError(f"{self._pte.name}: no method '{name}'; there are: {names}")
+        return self._pte.method(name)
+
+    def _dispatch_list(self, method: PteMethod) -> DispatchList:
+        with self._lock:
+            found = self._lists.get(method.name)
+            if found is None:
+                delegate = method.sole_delegate()
+                if delegate is None:
+                    raise NotDelegatedError(_why_not(self._pte.name, method))
+                found = self._lists[method.name] = deserialize(delegate.data)
+            return found
+
+
+class Method:
+    """A method made ready, from :meth:`Program.load_method`."""
+
+    def __init__(
+        self,
+        program: Program,
+        method: PteMethod,
+        graph: WebGPUGraph | None,
+        wiring: Wiring | None,
+        metadata: MethodMetadata,
+    ) -> None:
+        self._program = program
+        self._graph = graph
+        self._wiring = wiring
+        self.metadata = metadata
+        self.state = State(graph)
+        self._constants: dict[int, Any] = {}
+        if wiring is None:
+            self._outputs = [Source(SourceKind.CONSTANT, index) for index in method.outputs]
+        else:
+            self._outputs = list(wiring.method_outputs)
+        sources = [*self._outputs, *(wiring.delegate_inputs if wiring is not None else ())]
+        for source in sources:
+            if source.kind is SourceKind.CONSTANT and source.index not in self._constants:
+                self._constants[source.index] = _constant(method, source.index)
+
+    @property
+    def name(self) -> str:
+        """The method's name; it opens every error message."""
+        return self.metadata.name
+
+    @property
+    def graph(self) -> WebGPUGraph | None:
+        """What replays it; None for a method whose outputs are all constants."""
+        return self._graph
+
+    def execute(self, inputs: Sequence[object]) -> list[Any]:
+        """Runs the method once.
+
+        Args:
+            inputs: one value an input: numpy arrays or torch tensors of the right dtype and shape,
+                and ints.
+
+        Returns:
+            One value an output: numpy arrays, torch tensors when one came in, ints; constants as
+            they are in the file. An output that is an input is the object passed in.
+
+        Raises:
+            InvalidInputError: the arguments do not fit; nothing has run and no state has changed.
+            OutOfDeviceMemoryError, DeviceLostError.
+        """
+        expected = self.metadata.inputs
+        if len(inputs) != len(expected):
+            names = ", ".join(info.name for info in expected) or "none"
+            raise InvalidInputError(
+                f"{self.name}: expected {len(expected)} inputs ({names}), got {len(inputs)}"
+            )
+        results: list[Any] = []
+        if self._graph is not None and self._wiring is not None:
+            taken = [self._value(source, inputs, []) for source in self._wiring.delegate_inputs]
+            results = self._graph.execute(taken)
+        torch_out = any(boundary.is_torch(value) for value in inputs)
+        return [
+            self._value(source, inputs, results, torch_out=torch_out) for source in self._outputs
+        ]
+
+    def last_profile(self) -> list[ProfiledDispatch] | None:
+        """The dispatches of the last call with their times, see
+        :meth:`.graph.WebGPUGraph.last_profile`."""
+        return None if self._graph is None else self._graph.last_profile()
+
+    def _value(
+        self, source: Source, inputs: Sequence[object], results: list[Any], torch_out: bool = False
+    ) -> Any:
+        if source.kind is SourceKind.ARGUMENT:
+            return inputs[source.index]
+        if source.kind is SourceKind.DELEGATE:
+            return results[source.index]
+        value = self._constants[source.index]
+        if isinstance(value, _Constant):
+            # A copy: callers may write to what they get.
+            return boundary.to_caller(value.array.copy(), value.bfloat16, torch_out)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    """A tensor that is fixed in the file; ``bfloat16``: its bits as uint16."""
+
+    array: boundary.Array
+    bfloat16: bool
+
+
+class State:
+    """The buffers of a method that persist between calls, such as KV caches, by name."""
+
+    def __init__(self, graph: WebGPUGraph | None) -> None:
+        self._graph = graph
+
+    @property
+    def names(self) -> list[str]:
+        """Fully qualified names, such as ``layers.0.attention.k_cache``."""
+        return [] if self._graph is None else self._graph.state_names()
+
+    def read(self, name: str) -> boundary.Array:
+        """A copy as a numpy array.
+
+        Raises:
+            InvalidInputError: there is no state of that name.
+        """
+        return self._require(name).read_state(name)
+
+    def write(self, name: str, value: object) -> None:
+        """Overwrites it; ``value`` has the dtype and shape of :meth:`read`.
+
+        Raises:
+            InvalidInputError: no such state, or another dtype or shape.
+        """
+        self._require(name).write_state(name, value)
+
+    def reset(self, name: str | None = None) -> None:
+        """Gives one state, or all, the initial value back.
+
+        Raises:
+            InvalidInputError: there is no state of that name.
+        """
+        if name is not None or self._graph is not None:
+            self._require(name or "").reset_state(name)
+
+    def _require(self, name: str) -> WebGPUGraph:
+        if self._graph is None:
+            raise InvalidInputError(f"no state '{name}': the method computes nothing")
+        return self._graph
+
+
+def _metadata(method: PteMethod, program: DispatchList, wiring: Wiring) -> MethodMetadata:
+    """The method's view on its delegate: its own order, and values the delegate does not see."""
+    taken = describe_values(program, program.inputs)
+    given = describe_values(program, program.outputs)
+    inputs: list[ValueInfo] = [
+        describe_file_value(value, f"input{i}") for i, value in enumerate(method.input_values)
+    ]
+    for info, source in zip(taken, wiring.delegate_inputs, strict=True):
+        if source.kind is SourceKind.ARGUMENT:
+            inputs[source.index] = info
+    outputs: list[ValueInfo] = []
+    for i, source in enumerate(wiring.method_outputs):
+        if source.kind is SourceKind.DELEGATE:
+            outputs.append(given[source.index])
+        elif source.kind is SourceKind.ARGUMENT:
+            outputs.append(inputs[source.index])
+        else:
+            outputs.append(describe_file_value(method.value(source.index), f"output{i}"))
+    return MethodMetadata(
+        method.name,
+        tuple(inputs),
+        tuple(outputs),
+        tuple(b.name for b in program.buffers if b.kind is BufferKind.STATE),
+        buffer_bytes(program, BufferKind.STATE),
+        buffer_bytes(program, BufferKind.CONSTANT),
+    )
+
+
+def _constant(method: PteMethod, index: int) -> Any:
+    """A value that is fixed in the file, a tensor as :class:`_Constant`."""
+    value = method.value(index)
+    if not isinstance(value, PteTensor):
+        return value
+    bfloat16 = value.dtype == "bfloat16"
+    name = "uint16" if bfloat16 else value.dtype
+    try:
+        stored = np.frombuffer(method.tensor_data(index), np.dtype(name))
+    except TypeError as error:
+        raise InvalidProgramError(
+            f"{method.name}: value {index} is a constant of dtype {value.dtype}, which is unknown"
+        ) from error
+    order = value.dim_order or tuple(range(len(value.shape)))
+    # Stored with the outermost dimension first; undo that order.
+    array = stored.reshape([value.shape[dim] for dim in order])
+    return _Constant(np.ascontiguousarray(array.transpose(np.argsort(order))), bfloat16)
+
+
+def _why_not(file: str, method: PteMethod) -> str:
+    """Why the torch-free runtime cannot run a method, and what to do."""
+    place = f"{file}: method '{method.name}' cannot run here"
+    others = sorted({d.id for d in method.delegates} - {BACKEND_ID})
+    official = (
+        "Run it in ExecuTorch's own runtime: call "
+        "executorch_wgpu.runtime.executorch_bridge.register(), then use executorch.runtime"
+    )
+    if method.cpu_operators:
+        operators = ", ".join(method.cpu_operators)
+        backends = f" and the backends {', '.join(others)}" if others else ""
+        return (
+            f"{place}: it is not fully delegated; the operators {operators}{backends} are not "
+            f"ours. {official}, or export with `executorch-wgpu explain` to see why they were left"
+        )
+    if others:
+        return f"{place}: it is delegated to {', '.join(others)}, not to {BACKEND_ID}. {official}"
+    runs = method.describe_instructions()
+    return f"{place}: it is not one delegate call, it runs {runs}. {official}"
