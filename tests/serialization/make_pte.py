@@ -81,6 +81,16 @@ class Extras(torch.nn.Module):
         return y, x + y, self.c, 7, x - y
 
 
+class Permute(torch.nn.Module):
+    def forward(self, x):
+        return x.permute(1, 0, 2)
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, x, n):
+        return x * n
+
+
 class Dynamic(torch.nn.Module):
     def forward(self, x):
         return x + 1
@@ -108,6 +118,11 @@ def main(folder):
     )  # fmt: skip
     save("mixed", Simple(), two, folder, PteTestPartitioner("mul"))
     save("extras", Extras(), (torch.ones(2), torch.ones(2)), folder, PteTestPartitioner())
+    save("lists", Permute(), (torch.ones(2, 3, 4),), folder)
+    save(
+        "ints", Scaled(), (torch.ones(2), 3), folder, PteTestPartitioner(),
+        dynamic={"x": None, "n": torch.export.Dim.DYNAMIC},
+    )  # fmt: skip
     dim = torch.export.Dim("n", min=2, max=16)
     save(
         "dynamic", Dynamic(), (torch.ones(4, 3, dtype=torch.float16),), folder,

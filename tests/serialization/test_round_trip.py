@@ -40,15 +40,15 @@ def test_any_program(program: Program) -> None:
 
 
 def test_llama_like_is_quick() -> None:
-    """Generous bounds: the machine may be shared. Usual: 12, 40 and 60 ms."""
+    """Generous bounds, in CPU time: the machine may be shared. Usual: 12, 40 and 60 ms."""
     program = llama_like()
-    start = time.perf_counter()
+    start = time.process_time()
     verify(program)
-    verified = time.perf_counter()
+    verified = time.process_time()
     data = serialize(program)
-    written = time.perf_counter()
+    written = time.process_time()
     assert deserialize(data) == program
-    read = time.perf_counter()
+    read = time.process_time()
     assert verified - start < 0.25
     assert written - verified < 1.0
     assert read - written < 1.0
