@@ -96,4 +96,4 @@ def _plain(text: str) -> str:
     lines = [line for line in text.strip().splitlines() if line.strip()]
     frame = ("Validation Error", "Caused by:", "In wgpu")
     kept = [line for line in lines if not line.strip().startswith(frame)]
-    return textwrap.dedent("\n".join(kept)) or text.strip()
+    return (textwrap.dedent("\n".join(kept)) or text).strip().rstrip(".")

@@ -140,7 +140,9 @@ class WebGPUGraph:
             self._bind_group(dispatch)
         self._staging_bytes = sum(-(-program.buffers[t.buffer].size // 8) * 8 for t in tensors)
         self._stagings: list[Staging] = [self._create_staging()] if tensors else []
-        self._in_flight = 0
+        # One place a step in flight. A list, for its pop and append are atomic: a step that nobody
+        # collects gives its place back from whatever thread drops it.
+        self._places = [None] * MAX_IN_FLIGHT
         self._profiler: Any = None
         self._last_profile: list[ProfiledDispatch] | None = None
         if env_switch("WEBGPU_TIMESTAMP_QUERY") if profile is None else profile:
@@ -245,9 +247,9 @@ class WebGPUGraph:
         return self._last_profile
 
     def _submit(self, inputs: Sequence[object]) -> PendingStep:
-        if self._in_flight >= MAX_IN_FLIGHT:
+        if not self._places:
             raise WgpuDelegateError(
-                f"{self.label}: {self._in_flight} steps are in flight; collect the oldest with "
+                f"{self.label}: {MAX_IN_FLIGHT} steps are in flight; collect the oldest with "
                 "result() first"
             )
         admitted = self._admission(inputs)
@@ -264,7 +266,7 @@ class WebGPUGraph:
             if staging is not None:
                 self._stagings.append(staging)
             raise
-        self._in_flight += 1
+        self._places.pop()
         pending = PendingStep(self, token, outputs, end, staging, admitted.torch, (plan, values))
         if self._profiler is not None:
             # One set of queries: the step is collected before the next may use them.
@@ -365,7 +367,7 @@ class WebGPUGraph:
         if pending.staging is not None:
             self._stagings.append(pending.staging)
             pending.staging = None
-        self._in_flight -= 1
+        self._places.append(None)
 
     # -- states -------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """GPU buffers of a program: allocation, constants and their sharing, states.
 
 Constants go from the file's mapping to the device in pieces, and the queue is drained between
-them, so that the host holds a few tens of MB of a model of any size. Graphs on one device that
+them, so that the host holds a few tens of MB beside a model of any size. Graphs on one device that
 load from the same file share its constants, which live as long as one of those graphs.
 """
 
@@ -28,7 +28,7 @@ NamedData = Mapping[str, Any] | Callable[[str], Any]
 COPY_SRC, COPY_DST, UNIFORM, STORAGE = 0x4, 0x8, 0x40, 0x80
 
 _PIECE_BYTES = 4 << 20
-_DRAIN_BYTES = 32 << 20
+_DRAIN_BYTES = 8 << 20
 
 _Cache = weakref.WeakValueDictionary[Hashable, Any]
 _caches: weakref.WeakKeyDictionary[Any, tuple[threading.Lock, _Cache]] = weakref.WeakKeyDictionary()

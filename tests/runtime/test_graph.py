@@ -334,6 +334,25 @@ def test_threads_take_turns(device: Any) -> None:
     assert not failures
 
 
+def test_graphs_of_one_device_from_several_threads(device: Any) -> None:
+    failures: list[object] = []
+
+    def work(seed: int) -> None:
+        graph = WebGPUGraph(device, accumulator(), label=f"thread {seed}")
+        x = np.full(8, seed, np.float32)
+        for k in range(1, 40):
+            [y] = graph.execute([x, np.array([0])])
+            if y.tolist() != (x * k).tolist():
+                failures.append((seed, k, y))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
 def test_a_lost_device_is_an_error_with_a_name() -> None:
     from executorch_wgpu.runtime.device import request_device
 
