@@ -35,7 +35,7 @@ def check_int(value: Any, lo: int, hi: int, place: str) -> None:
 
 def check_index(value: Any, items: Sequence[Any], place: str, table: str) -> None:
     """``value`` is an index into ``items``, the table called ``table``."""
-    if not isinstance(value, int) or not 0 <= value < len(items):
+    if type(value) is not int or not 0 <= value < len(items):
         fail(place, f"index {value!r} into {table}, which has {len(items)} entries")
 
 
@@ -108,14 +108,31 @@ class Knowledge:
     #: The upper end of each interval.
     maxima: Sequence[int]
 
-    def refutes(self, proven: bool, holds: Callable[[Sequence[int]], bool]) -> bool:
-        """Whether a property that the intervals have not ``proven`` is broken at a corner."""
-        return not proven and not all(holds(corner) for corner in self.corners)
+    def refutes(
+        self,
+        proven: bool,
+        holds: Callable[[Sequence[int]], bool],
+        corners: Sequence[Sequence[int]] | None = None,
+    ) -> bool:
+        """Whether a property that the intervals have not ``proven`` is broken at a corner
+        (at one of ``corners``, where only some can occur)."""
+        if proven:
+            return False
+        return not all(map(holds, self.corners if corners is None else corners))
 
-    def check_within(self, index: int, lo: int, hi: int, place: str) -> None:
-        """Expression ``index`` stays within lo..hi."""
+    def check_within(
+        self,
+        index: int,
+        lo: int,
+        hi: int,
+        place: str,
+        corners: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        """Expression ``index`` stays within lo..hi (at ``corners``: see :meth:`refutes`)."""
         low, high = self.ranges[index]
-        if self.refutes(lo <= low and high <= hi, lambda corner: lo <= corner[index] <= hi):
+        if self.refutes(
+            lo <= low and high <= hi, lambda corner: lo <= corner[index] <= hi, corners
+        ):
             fail(place, f"expression {index} can reach [{low}, {high}], outside of {lo}..{hi}")
 
 
@@ -138,8 +155,11 @@ def learn(program: dl.Program) -> Knowledge:
     if 1 < len(symints) <= 8:
         points += [[*low[:i], high[i], *low[i + 1 :]] for i in range(len(symints))]
     corners, samples = [], []
-    inner = [[s.lo + (s.hi - s.lo) * (i + k) // (i + k + 2) for i, s in enumerate(symints)]
-             for k in (1, 3)]  # fmt: skip
+    # Two points inside, at another fraction of each range, so that products differ.
+    inner = [
+        [s.lo + (s.hi - s.lo) * (i + k) // (i + k + 2) for i, s in enumerate(symints)]
+        for k in (1, 3)
+    ]
     for position, point in enumerate([*points, *inner]):
         try:
             values = walk(point)

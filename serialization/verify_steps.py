@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from . import dispatch_list as dl
 from . import format_limits as fl
@@ -140,8 +140,9 @@ class _Steps:
             if kind not in (BufferKind.SCRATCH, BufferKind.OUTPUT)
         }
         self._dispatches = 0
-        #: Grids already looked at (a few serve all dispatches).
-        self._grids: set[tuple[int, int, int]] = set()
+        #: Grids of the route at hand already looked at, and the corners at which it can run.
+        self._grids: set[tuple[int, ...]] = set()
+        self._corners: list[Sequence[int]] = []
 
     def verify(self) -> None:
         for i, buffer in enumerate(self._program.buffers):
@@ -174,7 +175,13 @@ class _Steps:
                 f"{place}.routes[{len(step.routes) - 1}] {last.name!r}",
                 "the last route has a guard or requirements, so that none may apply",
             )
-        writes = [self._route(r, f"{place}.routes[{i}]") for i, r in enumerate(step.routes)]
+        writes = []
+        corners = list(self._known.corners)
+        for i, route in enumerate(step.routes):
+            writes.append(self._route(route, f"{place}.routes[{i}]", corners))
+            if not route.features and not route.limits and route.guard != NONE:
+                # On every device, where its guard holds, no later route runs.
+                corners = [corner for corner in corners if not corner[route.guard]]
         lasting = [{b for b in w if self._kinds[b] is not BufferKind.SCRATCH} for w in writes]
         for i, route_writes in enumerate(lasting[1:], 1):
             if route_writes != lasting[0]:
@@ -185,12 +192,16 @@ class _Steps:
                 )
         self._defined |= set.intersection(*writes)
 
-    def _route(self, route: dl.Route, place: str) -> set[int]:
-        """Check one route and return the buffers that it writes."""
+    def _route(self, route: dl.Route, place: str, corners: Sequence[Sequence[int]]) -> set[int]:
+        """Check one route and return the buffers that it writes. ``corners``: those at which no
+        earlier route runs for certain."""
         place = f"{place} {route.name!r}" if route.name else place
         check_text(route.name, place)
         if route.guard != NONE:
             check_index(route.guard, self._program.exprs, f"{place}.guard", "exprs")
+            corners = [corner for corner in corners if corner[route.guard]]
+        if corners != self._corners:
+            self._corners, self._grids = list(corners), set()
         check_requirements(route.features, route.limits, f"{place}.")
         features = {*self._program.features, *route.features}
         limits = dict(self._limits)
@@ -237,7 +248,7 @@ class _Steps:
                 fail(place, f"grid {dispatch.grid} has not three members")
             for index in dispatch.grid:
                 check_index(index, program.exprs, f"{place} grid", "exprs")
-                self._known.check_within(index, 0, (1 << 32) - 1, f"{place} grid")
+                self._known.check_within(index, 0, (1 << 32) - 1, f"{place} grid", self._corners)
             self._grids.add(dispatch.grid)
         if len(dispatch.bindings) != len(kernel.accesses):
             fail(
