@@ -48,7 +48,12 @@ _ASSERTS = {
 
 def op_name(target: Any) -> str:
     """``aten.add.Tensor`` of an edge or ATen overload; the target's text otherwise."""
-    return str(getattr(target, "_op", target))
+    inner = getattr(target, "_op", None)  # an edge overload wraps the ATen one
+    if isinstance(inner, torch._ops.OpOverload):
+        return str(inner)
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    return str(getattr(target, "__name__", target))
 
 
 def is_assert(node: torch.fx.Node) -> bool:
@@ -107,16 +112,19 @@ class CallReader:
     """Turns nodes into OpCalls.
 
     ``bindings``: symbol -> live scalar. ``constant_of``: placeholder -> its torch tensor when it
-    is a constant, None otherwise. One Value a node, kept in ``values``.
+    is a constant, None otherwise. ``names``: placeholder's name -> name of its parameter or
+    buffer. One Value a node, kept in ``values``.
     """
 
     def __init__(
         self,
         bindings: Mapping[Any, Any],
         constant_of: Callable[[torch.fx.Node], torch.Tensor | None],
+        names: Mapping[str, str | None],
     ) -> None:
         self.bindings = dict(bindings)
         self.constant_of = constant_of
+        self.names = names
         self.values: dict[torch.fx.Node, Any] = {}
 
     def value(self, node: torch.fx.Node) -> Any:
@@ -124,7 +132,8 @@ class CallReader:
         Unsupported or UnsupportedSymbol."""
         if node not in self.values:
             constant = self.constant_of(node) if node.op == "placeholder" else None
-            self.values[node] = self._convert(node.meta.get("val"), node.name, constant)
+            name = self.names.get(node.name) or node.name
+            self.values[node] = self._convert(node.meta.get("val"), name, constant)
         return self.values[node]
 
     def _convert(self, val: Any, name: str, constant: torch.Tensor | None = None) -> Any:

@@ -62,7 +62,7 @@ class GraphReader:
             if node.op == "placeholder" and self.kinds.get(node.name) not in _CONSTANT_KINDS
         ]
         self.live = self._live_scalars()
-        self.reader = fx.CallReader(self.live.bindings, self._constant)
+        self.reader = fx.CallReader(self.live.bindings, self._constant, self.targets)
 
     # -- constants and states --------------------------------------------------------------
 
@@ -126,6 +126,9 @@ class GraphReader:
             bases = node.kwargs["_all_bases"]
         else:
             arguments, name, bases = {}, fx.op_name(node.target), []
+        if name == "aten._assert_scalar.default":
+            readings.asserts(value(node.args[0]))
+            return
         if name in ("llama.update_cache.default", "llama.sdpa_with_kv_cache.default") and bases:
             update = value(arguments["value" if "update" in name else "key"])
             cache = value(bases[0])

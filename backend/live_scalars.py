@@ -17,6 +17,7 @@ import torch
 
 from executorch_wgpu.backend.symbols import (
     UnsupportedSymbol,
+    environment_of,
     expression_of,
     recorded_range,
     to_scalar,
@@ -64,18 +65,32 @@ class Readings:
     ``constraints``: the range constraints of the exported program, by symbol."""
 
     constraints: Any = None
+    environment: Any = None
     readings: list[_Reading] = field(default_factory=list)
-    #: (start, length, size): start + length <= size, or start < size where length is None.
+    #: Expressions (start, length, size): start + length <= size, start < size without a length.
     indexing: list[tuple[Any, Any, Any]] = field(default_factory=list)
 
     def add(self, source: Source, value: Any, name: str) -> None:
         """The graph reads ``value`` (a torch.SymInt) from ``source``."""
+        self.environment = self.environment or environment_of(value)
         self.readings.append(_Reading(source, value, name))
 
     def indexes(self, start: Any, length: Any, size: Any) -> None:
         """``start`` addresses ``length`` places of a dimension of ``size``."""
         if isinstance(start, torch.SymInt):
-            self.indexing.append((start, length, size))
+            self.indexing.append((expression_of(start), expression_of(length), expression_of(size)))
+
+    def asserts(self, condition: Any) -> None:
+        """The graph asserts ``condition`` (a torch.SymBool). ``length + start <= size`` says
+        what start addresses, wherever that happens."""
+        expression = expression_of(condition)
+        if not isinstance(expression, sympy.Le) or not isinstance(expression.rhs, sympy.Integer):
+            return
+        if isinstance(expression.lhs, sympy.Add) and len(expression.lhs.args) == 2:
+            one, two = expression.lhs.args
+            for start, length in ((one, two), (two, one)):
+                if isinstance(start, sympy.Symbol) and isinstance(length, sympy.Symbol):
+                    self.indexing.append((start, length, int(expression.rhs)))
 
     def resolve(self) -> LiveScalars:
         """Merge the readings by source. A symbol that cannot be used is in ``problems``."""
@@ -150,7 +165,7 @@ class Readings:
     # -- bounds ----------------------------------------------------------------------------
 
     def _range(self, sym: sympy.Symbol, reading: _Reading) -> tuple[int, int]:
-        lo, hi = recorded_range(sym, reading.value, self.constraints)
+        lo, hi = self._recorded(sym)
         if reading.source.kind is SymSource.INPUT_DIM:
             if hi is None or hi > INT32_MAX:
                 raise UnsupportedSymbol(
@@ -159,10 +174,8 @@ class Readings:
             return _least_size(lo), hi
         index_lo, index_hi = None, None
         for start, length, size in self.indexing:
-            if sym not in _free(expression_of(start)):
-                continue
             largest = self._largest(size)
-            if largest is None or expression_of(start) != sym:
+            if start != sym or largest is None:
                 continue
             room = largest - (1 if length is None else self._smallest(length))
             recorded_room = largest - (1 if length is None else self._recorded_smallest(length))
@@ -174,31 +187,26 @@ class Readings:
         highs = [v for v in (hi, index_hi) if v is not None]
         return max([*lows, INT32_MIN]), min([*highs, INT32_MAX])
 
-    def _largest(self, value: Any) -> int | None:
-        expression = expression_of(value)
-        if isinstance(expression, int):
-            return expression
-        if isinstance(expression, sympy.Symbol):
-            return recorded_range(expression, value, self.constraints)[1]
-        return None
+    def _recorded(self, sym: sympy.Symbol) -> tuple[int | None, int | None]:
+        return recorded_range(sym, self.environment, self.constraints)
 
-    def _recorded_smallest(self, value: Any) -> int:
-        expression = expression_of(value)
-        if isinstance(expression, int):
-            return expression
+    def _largest(self, expression: Any) -> int | None:
         if isinstance(expression, sympy.Symbol):
-            lo = recorded_range(expression, value, self.constraints)[0]
-            # The shape environment may say 1 where the derivation was made with 2.
+            return self._recorded(expression)[1]
+        return expression if isinstance(expression, int) else None
+
+    def _smallest(self, expression: Any) -> int:
+        if isinstance(expression, sympy.Symbol):
+            return _least_size(self._recorded(expression)[0])
+        return expression if isinstance(expression, int) else 0
+
+    def _recorded_smallest(self, expression: Any) -> int:
+        """As :meth:`_smallest`, but as the exporter counted when it derived ranges: a size is at
+        least 2 to it."""
+        if isinstance(expression, sympy.Symbol):
+            lo = self._recorded(expression)[0]
             return 0 if lo is None else max(lo, 2)
-        return 0
-
-    def _smallest(self, value: Any) -> int:
-        expression = expression_of(value)
-        if isinstance(expression, int):
-            return expression
-        if isinstance(expression, sympy.Symbol):
-            return _least_size(recorded_range(expression, value, self.constraints)[0])
-        return 0
+        return expression if isinstance(expression, int) else 0
 
 
 def _least_size(lo: int | None) -> int:

@@ -121,20 +121,21 @@ def finite(bound: Any) -> int | None:
     return int(bound)
 
 
-def recorded_range(symbol: sympy.Symbol, value: Any, constraints: Any) -> tuple[int | None, ...]:
-    """(lo, hi) that the exporter recorded for ``symbol``, None where it is open: the
-    program's range constraints intersected with those of the shape environment of ``value``."""
-    lo: int | None = None
-    hi: int | None = None
+def environment_of(value: Any) -> Any:
+    """The shape environment of a SymInt or SymBool, None for plain values."""
+    return value.node.shape_env if isinstance(value, (torch.SymInt, torch.SymBool)) else None
+
+
+def recorded_range(
+    symbol: sympy.Symbol, environment: Any, constraints: Any
+) -> tuple[int | None, int | None]:
+    """(lo, hi) that the exporter recorded for ``symbol``, None where it is open: the program's
+    range constraints intersected with those of the shape environment."""
     ranges = []
     if constraints and symbol in constraints:
         ranges.append(constraints[symbol])
-    if isinstance(value, torch.SymInt):
-        environment = value.node.shape_env
-        if environment is not None and symbol in environment.var_to_range:
-            ranges.append(environment.var_to_range[symbol])
-    for r in ranges:
-        low, high = finite(r.lower), finite(r.upper)
-        lo = low if lo is None else max(lo, lo if low is None else low)
-        hi = high if hi is None else min(hi, hi if high is None else high)
-    return lo, hi
+    if environment is not None and symbol in environment.var_to_range:
+        ranges.append(environment.var_to_range[symbol])
+    lows = [low for r in ranges if (low := finite(r.lower)) is not None]
+    highs = [high for r in ranges if (high := finite(r.upper)) is not None]
+    return max(lows, default=None), min(highs, default=None)
