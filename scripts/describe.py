@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from executorch_wgpu.serialization.dispatch_list import (
     NONE,
     Access,
@@ -137,6 +139,7 @@ class _Describer:
                 for check in program.checks
             ],
             "steps": [[self._route(route) for route in step.routes] for step in program.steps],
+            "kernels": [self._kernel(kernel) for kernel in program.kernels],
             "requires": {"features": list(program.features), "limits": dict(program.limits)},
             "bytes": self._bytes(),
             "counts": self._counts(),
@@ -211,12 +214,7 @@ class _Describer:
             "module_path": dispatch.module_path,
             "debug_handle": None if dispatch.debug_handle == NONE else dispatch.debug_handle,
             "kernel": dispatch.kernel,
-            "shader": self._program.shaders[kernel.shader].sha256[:12],
-            "entry_point": kernel.entry_point,
-            "workgroup_size": list(kernel.workgroup_size),
-            "workgroup_bytes": kernel.workgroup_bytes,
             "grid": [self._expr(index) for index in dispatch.grid],
-            "params": self.params(kernel),
             "bindings": [
                 {
                     "buffer": self._program.buffers[binding.buffer].name,
@@ -229,6 +227,17 @@ class _Describer:
             ],
         }
 
+    def _kernel(self, kernel: Kernel) -> dict[str, Any]:
+        return {
+            "shader": kernel.shader,
+            "sha256": self._program.shaders[kernel.shader].sha256,
+            "extensions": list(self._program.shaders[kernel.shader].extensions),
+            "entry_point": kernel.entry_point,
+            "workgroup_size": list(kernel.workgroup_size),
+            "workgroup_bytes": kernel.workgroup_bytes,
+            "params": self.params(kernel),
+        }
+
     def params(self, kernel: Kernel) -> Mapping[str, Any]:
         """Override constants: numbers that never change, and the expressions of live ones."""
         result: dict[str, Any] = {}
@@ -238,7 +247,8 @@ class _Describer:
             elif param.kind is ParamKind.BOOL:
                 result[param.name] = bool(param.value)
             elif param.kind is ParamKind.F32:
-                result[param.name] = param.value
+                # The shortest number that gives this f32: 1e-05, not 9.999999747378752e-06.
+                result[param.name] = float(str(np.float32(param.value)))
             else:
                 result[param.name] = int(param.value)
         return result

@@ -163,8 +163,13 @@ def print_program(console: Any, program: dict[str, Any]) -> None:
         ),
         (
             "dispatches",
-            ["step>", "route", "label", "kernel", "grid", "params"],
+            ["step>", "route", "label", "kernel>", "grid"],
             _dispatch_rows(program["steps"]),
+        ),
+        (
+            "kernels",
+            ["kernel>", "shader>", "workgroup", "shared>", "params"],
+            (_kernel_row(number, kernel) for number, kernel in enumerate(program["kernels"])),
         ),
     ):
         rows = list(rows)
@@ -240,18 +245,35 @@ def _dispatch_rows(steps: list[list[dict[str, Any]]]) -> Iterator[tuple[Any, ...
                     number,
                     _route_text(route) if len(routes) > 1 or route["name"] else None,
                     dispatch["label"],
-                    f"#{dispatch['kernel']} {_times(dispatch['workgroup_size'])}",
+                    dispatch["kernel"],
                     _times(dispatch["grid"]),
-                    ", ".join(f"{name}={value}" for name, value in dispatch["params"].items()),
                 )
 
 
+def _kernel_row(number: int, kernel: dict[str, Any]) -> tuple[Any, ...]:
+    shared = f"{kernel['workgroup_bytes']:,} B" if kernel["workgroup_bytes"] else None
+    params = ", ".join(f"{name}={value}" for name, value in kernel["params"].items())
+    return number, kernel["shader"], _times(kernel["workgroup_size"]), shared, params
+
+
 def _times(sizes: list[Any]) -> str:
-    """``64 x 1 x 1`` without the trailing ones; expressions with blanks in parentheses."""
+    """``64 x 1 x 1`` without the trailing ones; sums and products in parentheses."""
     texts = [str(size) for size in sizes]
     while len(texts) > 1 and texts[-1] == "1":
         texts.pop()
-    return " x ".join(f"({text})" if " " in text and len(texts) > 1 else text for text in texts)
+    if len(texts) == 1:
+        return texts[0]
+    return " x ".join(text if _is_one_term(text) else f"({text})" for text in texts)
+
+
+def _is_one_term(text: str) -> bool:
+    """Whether a blank stands only inside of parentheses: ``7``, ``ceil_div(a, b)``."""
+    depth = 0
+    for character in text:
+        depth += (character == "(") - (character == ")")
+        if character == " " and depth == 0:
+            return False
+    return True
 
 
 def _route_text(route: dict[str, Any]) -> str:

@@ -146,7 +146,9 @@ def test_inspect_json(cli: Cli, tiny: Path) -> None:
     assert listed["counts"]["dispatches"] == 3
     assert listed["counts"]["dispatches_shortest"] == 2
     append = listed["steps"][0][0]["dispatches"][0]
-    assert append["params"] == {"COUNT": "S * 4", "WIDTH": 4, "POSITION": "input_pos"}
+    kernel = listed["kernels"][append["kernel"]]
+    assert kernel["params"] == {"COUNT": "S * 4", "WIDTH": 4, "POSITION": "input_pos"}
+    assert kernel["workgroup_size"] == [64, 1, 1]
     assert append["bindings"][1] == {
         "buffer": "layers.0.cache",
         "kind": "state",
