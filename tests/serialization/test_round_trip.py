@@ -64,3 +64,10 @@ def test_another_version_is_not_written() -> None:
 def test_an_invalid_program_is_not_written() -> None:
     with pytest.raises(InvalidProgramError, match=r"live\[0\]: index 99 into exprs"):
         serialize(replace(example(), live=(99,)))
+
+
+def test_requirements_of_the_program() -> None:
+    program = replace(
+        example(), features=("shader-f16", "subgroups"), limits=(("max-buffer-size", 1 << 33),)
+    )
+    assert deserialize(serialize(program)) == program
