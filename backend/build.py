@@ -12,7 +12,7 @@ import numpy as np
 from executorch_wgpu.backend.planner import plan_scratch
 from executorch_wgpu.ops.builder import Builder, DispatchSpec, RouteSpec, shader_digest
 from executorch_wgpu.ops.call import OpChain
-from executorch_wgpu.ops.tensor import Storage, Tensor
+from executorch_wgpu.ops.tensor import Storage, Tensor, contiguous_strides
 from executorch_wgpu.serialization.dispatch_list import (
     NONE,
     Binding,
@@ -160,6 +160,8 @@ class _Build:
         return len(self.tensors) - 1
 
     def _buffer(self, storage: Storage) -> int:
+        """Index of the storage's buffer. Constants and states are described by a tensor too, for
+        those who read the list or the state."""
         if storage not in self.buffer_of:
             key = ""
             if storage.data is not None:
@@ -169,6 +171,10 @@ class _Build:
                 self.data[key] = content
             self.buffer_of[storage] = len(self.buffers)
             self.buffers.append(Buffer(storage.kind, storage.size_bytes, storage.name, key))
+            if storage.layout is not None:
+                dtype, shape = storage.layout
+                whole = Tensor(dtype, shape, contiguous_strides(shape), 0, storage)
+                self._tensor(whole, self.buffer_of[storage])
         return self.buffer_of[storage]
 
     def _step(self, routes: Sequence[RouteSpec]) -> Step:

@@ -167,5 +167,7 @@ def _state_tensor(value: Value, name: str) -> Tensor:
     initial = value.constant
     # Caches start as zeros nearly always; those need no bytes in the file.
     data = None if initial is None or not bool((initial != 0).any()) else initial.contiguous()
-    storage = Storage(BufferKind.STATE, dtype_bytes(value.shape, value.dtype), name, data)
+    shape = tuple(int(size) for size in value.shape)
+    size = dtype_bytes(shape, value.dtype)
+    storage = Storage(BufferKind.STATE, size, name, data, (value.dtype, shape))
     return Tensor(value.dtype, value.shape, contiguous_strides(value.shape), 0, storage)

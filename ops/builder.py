@@ -126,7 +126,8 @@ class Builder:
         key = id(data)
         if key not in self._constants:
             shape = tuple(data.shape)
-            storage = Storage(BufferKind.CONSTANT, dtype_bytes(shape, dtype), name, data)
+            size = dtype_bytes(shape, dtype)
+            storage = Storage(BufferKind.CONSTANT, size, name, data, (dtype, shape))
             self._constants[key] = Tensor(dtype, shape, contiguous_strides(shape), 0, storage)
         return self._constants[key]
 

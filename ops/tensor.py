@@ -16,15 +16,24 @@ from executorch_wgpu.serialization.dispatch_list import BufferKind, DType
 class Storage:
     """What will be one GPU buffer. Identity is the object's.
 
-    ``words`` is the size in 32-bit words at the upper bound. ``data`` is the content of a
-    constant or the initial content of a state (a contiguous torch tensor on the CPU), None for
-    zeros or for kinds that have none.
+    ``size_bytes`` is the size at the upper bound, rounded up to whole words. ``data`` is the
+    content of a constant or the initial content of a state (a contiguous torch tensor on the
+    CPU), None for zeros or for kinds that have none. ``layout``: dtype and shape of a constant
+    or state, which has one of its own.
     """
 
-    __slots__ = ("data", "kind", "name", "size_bytes")
+    __slots__ = ("data", "kind", "layout", "name", "size_bytes")
 
-    def __init__(self, kind: BufferKind, size_bytes: int, name: str, data: Any = None) -> None:
+    def __init__(
+        self,
+        kind: BufferKind,
+        size_bytes: int,
+        name: str,
+        data: Any = None,
+        layout: tuple[DType, tuple[int, ...]] | None = None,
+    ) -> None:
         self.kind = kind
+        self.layout = layout
         self.size_bytes = max(4, (size_bytes + 3) // 4 * 4)
         self.name = name
         self.data = data
