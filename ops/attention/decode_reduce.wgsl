@@ -35,12 +35,12 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
     for (var i = 0u; i < {{ SPLITS }}; i++) {
         total += exp2(max(maxima[i] - highest, -150.0)) * totals[i];
     }
-{% for groups, half in MERGE %}
-    if (part >= {{ half }}u && part < {{ groups }}u) {
+{% for half in MERGE %}
+    if (part >= {{ half }}u && part < {{ 2 * half }}u) {
         pool[(part - {{ half }}u) * {{ UNITS }}u + unit] = sum;
     }
     workgroupBarrier();
-    if (part < {{ groups - half }}u) { sum += pool[part * {{ UNITS }}u + unit]; }
+    if (part < {{ half }}u) { sum += pool[part * {{ UNITS }}u + unit]; }
     workgroupBarrier();
 {% endfor %}
 

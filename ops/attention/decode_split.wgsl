@@ -12,8 +12,8 @@
 {% set PER_PASS = WG_X // LANES %}
 {% set PASSES = TILE // PER_PASS %}
 {% set OWN = TILE // SOFTMAX_LANES %}
-{% set STEPS = (TILE + GROUPS - 1) // GROUPS %}
-{% set ragged = TILE % GROUPS != 0 %}
+{% set STEPS = TILE // GROUPS %}
+{% set SHARE = (UNITS + LANES - 1) // LANES %}
 {% set LOWEST = "-1.7e38f" %}
 
 var<workgroup> queries: array<array<vec4<f32>, {{ UNITS }}>, {{ TILE_ROWS }}>;
@@ -72,21 +72,30 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
         var dots{{ i }}_{{ q }} = vec4<f32>(0.0);
 {% endfor %}
 {% endfor %}
-{% for u in range(0, UNITS, LANES) %}
-{% set guard = u + LANES > UNITS %}
-        {{ "if (lane < %du) " % (UNITS - u) if guard }}{
+{% if SHARE > UNROLL %}
+        for (var first = lane; first < {{ UNITS }}u; first += {{ LANES * UNROLL }}u) {
+{% else %}
+        {
+            let first = lane;
+{% endif %}
+{% for u in range([SHARE, UNROLL] | min) %}
+{# The last round over the units may be a short one. #}
+{% set whole = UNITS % (LANES * ([SHARE, UNROLL] | min)) == 0 %}
+            {{ "if (first < %du) " % (UNITS - u * LANES) if not whole }}{
 {% for i in range(PASSES) %}
-            let key{{ i }} = load_k(k{{ i }}, lane + {{ u }}u);
+                let key{{ i }} = load_k(k{{ i }}, first + {{ u * LANES }}u);
 {% endfor %}
 {% for r in range(TILE_ROWS) %}
-            let q{{ r }} = queries[{{ r }}][lane + {{ u }}u];
+                let q{{ r }} = queries[{{ r }}][first + {{ u * LANES }}u];
 {% for i in range(PASSES) %}
-            dots{{ i }}_{{ r // 4 }}.{{ "xyzw"[r % 4] }} += dot(q{{ r }}, key{{ i }});
+                dots{{ i }}_{{ r // 4 }}.{{ "xyzw"[r % 4] }} += dot(q{{ r }}, key{{ i }});
 {% endfor %}
+{% endfor %}
+            }
 {% endfor %}
         }
-{% endfor %}
-{% if PREFETCH %}
+{% if STEPS <= UNROLL_VALUES %}
+        // V is on its way while the softmax waits at its barriers.
 {% for i in range(STEPS) %}
         let value{{ i }} = load_v(v_at + min(base + part + {{ i * GROUPS }}u, end - 1u) * {{ V_N }}, unit);
 {% endfor %}
@@ -145,31 +154,35 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {% for r in range(TILE_ROWS) %}
             sum{{ r }} *= rescale[{{ r }}];
 {% endfor %}
-{% for i in range(STEPS) %}
-{% set guard = ragged and loop.last %}
-            {{ "if (part < %du) " % (TILE - i * GROUPS) if guard }}{
-{% if not PREFETCH %}
-                let value{{ i }} = load_v(v_at + min(base + part + {{ i * GROUPS }}u, end - 1u) * {{ V_N }}, unit);
+{% if STEPS > UNROLL_VALUES %}
+            for (var local = part; local < {{ TILE }}u; local += {{ GROUPS * UNROLL_VALUES }}u) {
+{% for i in range(UNROLL_VALUES) %}
+                let value{{ i }} = load_v(v_at + min(base + local + {{ i * GROUPS }}u, end - 1u) * {{ V_N }}, unit);
+{% endfor %}
+{% else %}
+            {
+                let local = part;
 {% endif %}
+{% for i in range([STEPS, UNROLL_VALUES] | min) %}
 {% for r in range(TILE_ROWS) %}
-                sum{{ r }} += weights[part + {{ i * GROUPS }}u][{{ r }}] * value{{ i }};
+                sum{{ r }} += weights[local + {{ i * GROUPS }}u][{{ r }}] * value{{ i }};
+{% endfor %}
 {% endfor %}
             }
-{% endfor %}
         }
         // No barrier here: the next tile writes pool, which nobody reads any more, and its first
         // barrier stands before weights and rescale are written again.
     }
 
     if (soft) { partial[soft_row][soft_lane] = total; }
-{% for groups, half in MERGE %}
-    if (part >= {{ half }}u && part < {{ groups }}u) {
+{% for half in MERGE %}
+    if (part >= {{ half }}u && part < {{ 2 * half }}u) {
 {% for r in range(TILE_ROWS) %}
         pool[((part - {{ half }}u) * {{ TILE_ROWS }}u + {{ r }}u) * {{ UNITS }}u + unit] = sum{{ r }};
 {% endfor %}
     }
     workgroupBarrier();
-    if (part < {{ groups - half }}u) {
+    if (part < {{ half }}u) {
 {% for r in range(TILE_ROWS) %}
         sum{{ r }} += pool[(part * {{ TILE_ROWS }}u + {{ r }}u) * {{ UNITS }}u + unit];
 {% endfor %}

@@ -19,7 +19,14 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from executorch_wgpu.ops.builder import Bind, Builder, DispatchSpec, Number, RouteSpec
+from executorch_wgpu.ops.builder import (
+    MAX_GROUPS,
+    Bind,
+    Builder,
+    DispatchSpec,
+    Number,
+    RouteSpec,
+)
 from executorch_wgpu.ops.symbolic import (
     Scalar,
     Sym,
@@ -48,8 +55,10 @@ LANES = 4
 SOFTMAX_LANES = 16
 #: A split is one tile until there would be more splits than this; then splits grow.
 MAX_SPLITS = 64
-#: V is read ahead into registers while that takes at most this many of them (vec4).
-MAX_PREFETCH = 8
+#: vec4 of K (of each position) and of V that a thread has in flight at once. A tile of V that
+#: takes no more is read before the softmax, which it does not depend on.
+UNROLL = 4
+UNROLL_VALUES = 8
 #: The most positions that are still done by splitting the context.
 SHORT_ROWS = 16
 
@@ -105,6 +114,11 @@ class Problem:
     def rows(self) -> Scalar:
         """Rows of one KV head in one batch."""
         return self.query.shape[1] * self.group
+
+
+def max_rows(group: int) -> int:
+    """The most positions that one dispatch of the prefill kernel can take."""
+    return MAX_GROUPS * 4 * ROW_GROUPS // group
 
 
 def emit_attention(b: Builder, problem: Problem) -> Tensor:
@@ -218,18 +232,9 @@ def _pool_of_merge(units: int, threads: int) -> int:
 
 
 def _groups(units: int, threads: int) -> int:
-    """How many positions are summed side by side when each takes ``units`` threads."""
-    return max(1, min(threads // units, DECODE_TILE))
-
-
-def _merge_rounds(groups: int) -> list[tuple[int, int]]:
-    """Rounds in which sums of ``groups`` groups become one: (groups before, groups after); those
-    past the new number are added to the first ones."""
-    rounds = []
-    while groups > 1:
-        rounds.append((groups, (groups + 1) // 2))
-        groups = (groups + 1) // 2
-    return rounds
+    """How many positions are summed side by side when each takes ``units`` threads: a power of
+    two, so that it divides a tile."""
+    return min(1 << (threads // units).bit_length() - 1, DECODE_TILE)
 
 
 def _max_tile_rows(units: int) -> int:
@@ -258,7 +263,6 @@ def _split(
     params |= {"SPLITS": splits, "SPAN": tiles_per_split * DECODE_TILE}
     row_tiles = ceil_div(minimum(problem.rows, rows_bound), tile)
     groups = _groups(units, DECODE_THREADS)
-    steps = -(-DECODE_TILE // groups)
     split = b.dispatch(
         "attention/decode_split.wgsl",
         "sdpa_decode_split",
@@ -273,8 +277,10 @@ def _split(
             "LANES": LANES,
             "SOFTMAX_LANES": SOFTMAX_LANES,
             "GROUPS": groups,
-            "MERGE": _merge_rounds(groups),
-            "PREFETCH": steps <= MAX_PREFETCH,
+            # Numbers of groups left after each round of adding the upper half to the lower.
+            "MERGE": [groups >> i for i in range(1, groups.bit_length())],
+            "UNROLL": UNROLL,
+            "UNROLL_VALUES": UNROLL_VALUES,
             "POOL": max(
                 LANES * (DECODE_TILE * -(-tile // 4) + 2),
                 _pool_of_merge(units, DECODE_THREADS) * tile,
@@ -304,7 +310,8 @@ def _split(
             "HEADS": heads,
             "MAX_SPLITS": MAX_SPLITS,
             "GROUPS": groups,
-            "MERGE": _merge_rounds(groups),
+            # Numbers of groups left after each round of adding the upper half to the lower.
+            "MERGE": [groups >> i for i in range(1, groups.bit_length())],
             "POOL": pool,
             **more,
         },

@@ -17,7 +17,13 @@ from __future__ import annotations
 
 import math
 
-from executorch_wgpu.ops.attention.kernels import MAX_HEAD_DIM, Problem, emit_attention
+from executorch_wgpu.ops.attention.kernels import (
+    MAX_HEAD_DIM,
+    SHORT_ROWS,
+    Problem,
+    emit_attention,
+    max_rows,
+)
 from executorch_wgpu.ops.attention.update_cache import (
     cache_reason,
     check_cache,
@@ -59,8 +65,10 @@ def _attention_reason(call: OpCall, key: Value, value: Value) -> str | None:
         return f"head dimensions {dim}, {key.shape[3]}, {value.shape[3]} differ"
     if not 1 <= dim <= MAX_HEAD_DIM:
         return f"a head dimension of {dim} (1 to {MAX_HEAD_DIM} are supported)"
-    if upper_bound(batch) > MAX_GROUPS or upper_bound(rows * heads) > MAX_GROUPS * 8:
-        return f"{upper_bound(batch)} x {upper_bound(rows)} rows of {heads} heads"
+    if (most := max_rows(heads // kv_heads)) < upper_bound(rows):
+        return f"{upper_bound(rows)} positions at a time ({most} are supported)"
+    if max(upper_bound(batch), heads * SHORT_ROWS) > MAX_GROUPS:
+        return f"a batch of {upper_bound(batch)} with {heads} heads"
     scale = call["scale"]
     if scale is not None and not (
         isinstance(scale, (int, float)) and math.isfinite(scale) and abs(scale) < 1e38
@@ -88,7 +96,7 @@ def _attend(b: Builder, call: OpCall, key: Tensor, value: Tensor) -> Tensor:
     require_equal(b, query.shape[0], key.shape[0], "{0} queries in a batch of {1} caches")
     length: Scalar
     if mask is None:
-        check_positions(b, start, rows, key.shape[1])
+        start = check_positions(b, start, rows, key.shape[1])
         length = start + rows
     else:
         require_equal(b, mask.shape[0], rows, "attn_mask of {0} rows for {1} tokens")
@@ -144,7 +152,7 @@ def sdpa_with_kv_cache(b: Builder, call: OpCall) -> tuple[Tensor, Tensor, Tensor
     for name in ("key", "value"):
         new, cache = call[name], call[f"{name}_cache"]
         require_equal(b, new.shape[1], rows, f"{{0}} new {name} positions for {{1}} queries")
-        check_cache(b, new, cache, start)
-        write_cache(b, cache, new, start, f"update_cache_{name[0]}")
+        at = check_cache(b, new, cache, start)
+        write_cache(b, cache, new, at, f"update_cache_{name[0]}")
     out = _attend(b, call, call["key_cache"], call["value_cache"])
     return out, call["key_cache"], call["value_cache"]

@@ -10,7 +10,7 @@ from executorch_wgpu.ops.builder import Builder
 from executorch_wgpu.ops.call import OpCall, Value
 from executorch_wgpu.ops.elementwise.pointwise import emit_copy
 from executorch_wgpu.ops.registry import register
-from executorch_wgpu.ops.symbolic import Scalar, Sym, equal, less_equal
+from executorch_wgpu.ops.symbolic import Scalar, Sym, equal, less_equal, maximum
 from executorch_wgpu.ops.tensor import Tensor
 from executorch_wgpu.serialization.dispatch_list import DType
 
@@ -46,8 +46,9 @@ def overflow_reason(start: Scalar, length: Scalar, capacity: Scalar) -> str | No
     return None
 
 
-def check_positions(b: Builder, start: Scalar, length: Scalar, capacity: Scalar) -> None:
-    """Refuse an execute whose positions ``start .. start + length`` leave the cache."""
+def check_positions(b: Builder, start: Scalar, length: Scalar, capacity: Scalar) -> Scalar:
+    """Refuse an execute whose positions ``start .. start + length`` leave the cache. Returns
+    ``start`` in a form that is known not to be negative, as unsigned addresses need it."""
     b.check(less_equal(0, start), "input_pos {0} is negative", start)
     tokens = "1 token" if length == 1 else "{1} tokens"
     b.check(
@@ -57,6 +58,7 @@ def check_positions(b: Builder, start: Scalar, length: Scalar, capacity: Scalar)
         length,
         capacity,
     )
+    return maximum(start, 0)
 
 
 def write_cache(b: Builder, cache: Tensor, value: Tensor, start: Scalar, name: str) -> None:
@@ -91,19 +93,20 @@ def _reason(call: OpCall) -> str | None:
     return cache_reason(call["value"], call["cache"], call["start_pos"])
 
 
-def check_cache(b: Builder, value: Tensor, cache: Tensor, start: Scalar) -> None:
-    """The checks that :func:`cache_reason` could not settle ahead of time."""
+def check_cache(b: Builder, value: Tensor, cache: Tensor, start: Scalar) -> Scalar:
+    """The checks that :func:`cache_reason` could not settle ahead of time; returns ``start`` as
+    :func:`check_positions` does."""
     for d in (0, 2, 3):
         require_equal(
             b, value.shape[d], cache.shape[d], f"size {d} is {{0}} but {{1}} in the cache"
         )
-    check_positions(b, start, value.shape[1], cache.shape[1])
+    return check_positions(b, start, value.shape[1], cache.shape[1])
 
 
 @register("llama.update_cache.default", supports=_reason)
 def update_cache(b: Builder, call: OpCall) -> tuple[Tensor, Tensor]:
     """(dummy, cache). The dummy is a constant zero of shape [1]."""
-    value, cache, start = call["value"], call["cache"], call["start_pos"]
-    check_cache(b, value, cache, start)
+    value, cache = call["value"], call["cache"]
+    start = check_cache(b, value, cache, call["start_pos"])
     write_cache(b, cache, value, start, _label(cache))
     return b.constant(_DUMMY, DType.F32, "update_cache.dummy"), cache

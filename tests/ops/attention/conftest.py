@@ -1,4 +1,4 @@
-"""One device for the tests of this folder; the folder above holds the harness."""
+"""One device for the tests of this folder, and the path to what they share with others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+# tests/ops holds the harness, tests holds the compiler of tint.py.
+sys.path[:0] = [str(Path(__file__).resolve().parents[n]) for n in (1, 2)]
 
 
 @pytest.fixture(scope="session")

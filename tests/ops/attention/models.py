@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from harness import Chain
 
+from executorch_wgpu.backend.lowering import LoweredProgram
 from executorch_wgpu.ops.symbolic import Scalar
+from executorch_wgpu.runtime.graph import WebGPUGraph
 from executorch_wgpu.serialization.dispatch_list import DType
 
 
@@ -59,8 +61,7 @@ def arguments(
     }
 
 
-def sdpa_graph(
-    device: Any,
+def sdpa_chain(
     query: tuple[Scalar, ...],
     cache: tuple[Scalar, ...],
     start: Scalar,
@@ -70,9 +71,9 @@ def sdpa_graph(
     causal: bool = False,
     scale: float | None = None,
     transposed: bool = False,
-) -> Any:
-    """A graph of one llama.custom_sdpa: inputs (those of ``chain``, then) query, key, value and
-    mask. ``transposed``: all three arrive as [B, H, S, D] and are permuted."""
+) -> Chain:
+    """One llama.custom_sdpa: inputs (those of ``chain``, then) query, key, value and mask.
+    ``transposed``: all but the mask arrive as [B, H, S, D] and are permuted."""
     c = chain or Chain()
 
     def tensor(name: str, shape: tuple[Scalar, ...]) -> Any:
@@ -87,7 +88,29 @@ def sdpa_graph(
     m = c.input("mask", (query[1], cache[1])) if mask else None
     args = arguments(q, k, v, start, m, causal, scale)
     c.output(*c.call("llama.custom_sdpa.default", args, [(DType.F32, query)]))
-    return c.graph(device)
+    return c
+
+
+def graph_of(device: Any, chain: Chain | LoweredProgram) -> WebGPUGraph:
+    """A graph that fills what a step must not rely on with NaN before each step."""
+    lowered = chain.lower() if isinstance(chain, Chain) else chain
+    return WebGPUGraph(device, lowered.program, lowered.data, "test", poison=True)
+
+
+def eager_sdpa(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    start: int,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """ExecuTorch's CPU kernel."""
+    from executorch.extension.llm.custom_ops import custom_ops  # noqa: F401
+
+    op = torch.ops.llama.custom_sdpa
+    return op(query, key, value, start, mask, 0.0, causal, scale)  # type: ignore[no-any-return]
 
 
 def labels(graph: Any) -> list[list[list[str]]]:
