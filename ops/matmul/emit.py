@@ -12,7 +12,7 @@ from executorch_wgpu.ops.matmul.gemm import ENOUGH_GROUPS, LARGE, SMALL, gemm_di
 from executorch_wgpu.ops.matmul.gemv import gemv_dispatch, gemv_features, reads_along_k
 from executorch_wgpu.ops.matmul.pieces import row_pieces, whole_limits
 from executorch_wgpu.ops.matmul.problem import Epilogue, Problem, is_vector
-from executorch_wgpu.ops.symbolic import Scalar, bounds, equal, less_equal
+from executorch_wgpu.ops.symbolic import Scalar, bounds, less_equal
 from executorch_wgpu.ops.tensor import Tensor
 
 #: Up to this many rows go through the kernels that read w once.
@@ -68,7 +68,7 @@ def _choices(b: Builder, problem: Problem) -> list[_Choice]:
     for limit in (1, GEMV_ROWS):
         if least > limit or (limit > 1 and most <= 1):
             continue
-        guard = equal(problem.m, 1) if limit == 1 else less_equal(problem.m, limit)
+        guard = less_equal(problem.m, limit)
         tile = max(1, min(limit, most))
         for feature in gemv_features(problem, tile):
             make = partial(gemv_dispatch, b, m_tile=tile, feature=feature)

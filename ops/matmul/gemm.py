@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from executorch_wgpu.ops.builder import Bind, Builder, DispatchSpec, Number, linear_grid
+from executorch_wgpu.ops.builder import Builder, DispatchSpec, Number, linear_grid
 from executorch_wgpu.ops.matmul.gemv import reads_along_k
 from executorch_wgpu.ops.matmul.problem import (
     Operand,
     Problem,
+    bind_out,
     describe_epilogue,
     effective_strides,
     is_vector,
+    weight_operand,
 )
 from executorch_wgpu.ops.symbolic import Scalar, ceil_div
 
@@ -26,6 +28,9 @@ class TileConfig:
     tm: int
     tn: int
     bk: int
+    prefetch: bool = False
+    fma: bool = False
+    unroll: bool = False
 
     @property
     def bm(self) -> int:
@@ -59,7 +64,7 @@ def gemm_dispatch(b: Builder, problem: Problem, config: TileConfig) -> DispatchS
     columns = not reads_along_k(problem)
     a = Operand("a", problem.a, 2 if is_vector(problem.a, 2) else None)
     along = 1 if columns else 2
-    w = Operand("w", problem.w, along if is_vector(problem.w, along) else None, problem.piece)
+    w = weight_operand(problem, along if is_vector(problem.w, along) else None)
     groups = tiles(problem, config)
     params: dict[str, Number] = {
         "M": problem.m,
@@ -72,14 +77,13 @@ def gemm_dispatch(b: Builder, problem: Problem, config: TileConfig) -> DispatchS
     reads = {operand.variable: operand.bind for operand in (a, w)}
     described_a, described_w = a.describe(params), w.describe(params)
     epilogue = describe_epilogue(problem, params, reads)
-    first = 0 if problem.piece is None else problem.piece.first
-    vector_out = all(value % 4 == 0 for value in (problem.n, problem.w.shape[1], first))
+    vector_out = all(value % 4 == 0 for value in (problem.n, problem.w.shape[1]))
     vector_out = vector_out and problem.out.storage.size_bytes >= 16
     return b.dispatch(
         "matmul/gemm.wgsl",
         f"{problem.name}_gemm_{config.bm}x{config.bn}",
         reads=reads,
-        writes={"out": Bind(problem.out, "vec4<f32>" if vector_out else "f32")},
+        writes={"out": bind_out(problem, "vec4<f32>" if vector_out else "f32")},
         params=params,
         consts={
             "A": described_a,
@@ -93,6 +97,9 @@ def gemm_dispatch(b: Builder, problem: Problem, config: TileConfig) -> DispatchS
             "TM": config.tm,
             "TN": config.tn,
             "BK": config.bk,
+            "PREFETCH": config.prefetch,
+            "FMA": config.fma,
+            "UNROLL": config.unroll,
             **epilogue,
         },
         grid=linear_grid(groups),

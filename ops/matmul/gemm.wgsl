@@ -43,6 +43,19 @@ vec4<f32>(
 )
 {%- endif %}
 {%- endmacro %}
+{# Reads what the tiles at k0 need into fetched_*. #}
+{% macro fetch(k0) %}
+{% for s in range(A_LOADS) %}
+        fetched_a{{ s }} = {{ along_k(A, "a%d" % s, "%s + a_k%d * 4u" % (k0, s)) | trim }};
+{% endfor %}
+{% for s in range(W_LOADS) %}{% for c in range(4) %}
+{% if W_COLUMNS %}
+        fetched_w{{ s }}_{{ c }} = {{ along_n(W, s, "%s + w_k%d * 4u + %du" % (k0, s, c)) | trim }};
+{% else %}
+        fetched_w{{ s }}_{{ c }} = {{ along_k(W, "w%d_%d" % (s, c), "%s + w_k%d * 4u" % (k0, s)) | trim }};
+{% endif %}
+{% endfor %}{% endfor %}
+{% endmacro %}
 var<workgroup> tile_a: array<array<array<vec4<f32>, {{ TY }}>, {{ TM }}>, {{ K4 }}>;
 var<workgroup> tile_w: array<array<array<vec4<f32>, {{ TX }}>, {{ NJ }}>, {{ BK }}>;
 {{ finish_function() }}
@@ -80,17 +93,19 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {% for i in range(TM) %}{% for j in range(NJ) %}
     var acc{{ i }}_{{ j }} = vec4<f32>();
 {% endfor %}{% endfor %}
-    for (var k0 = 0u; k0 < {{ K }}; k0 += {{ BK }}u) {
 {% for s in range(A_LOADS) %}
-        let fetched_a{{ s }} = {{ along_k(A, "a%d" % s, "k0 + a_k%d * 4u" % s) | trim }};
+    var fetched_a{{ s }}: vec4<f32>;
 {% endfor %}
 {% for s in range(W_LOADS) %}{% for c in range(4) %}
-{% if W_COLUMNS %}
-        let fetched_w{{ s }}_{{ c }} = {{ along_n(W, s, "k0 + w_k%d * 4u + %du" % (s, c)) | trim }};
-{% else %}
-        let fetched_w{{ s }}_{{ c }} = {{ along_k(W, "w%d_%d" % (s, c), "k0 + w_k%d * 4u" % s) | trim }};
-{% endif %}
+    var fetched_w{{ s }}_{{ c }}: vec4<f32>;
 {% endfor %}{% endfor %}
+{% if PREFETCH %}
+{{ fetch("0u") }}
+{% endif %}
+    for (var k0 = 0u; k0 < {{ K }}; k0 += {{ BK }}u) {
+{% if not PREFETCH %}
+{{ fetch("k0") }}
+{% endif %}
         workgroupBarrier();
 {% for s in range(A_LOADS) %}
         tile_a[a_k{{ s }}][a_m{{ s }} / {{ TY }}u][a_m{{ s }} % {{ TY }}u] = fetched_a{{ s }};
@@ -112,7 +127,14 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {% endif %}
 {% endfor %}
         workgroupBarrier();
-        for (var k = 0u; k < {{ K4 }}u; k++) {
+{% if PREFETCH %}
+        if (k0 + {{ BK }}u < {{ K }}) {
+{{ fetch("k0 + %du" % BK) }}
+        }
+{% endif %}
+{% for kk in (range(K4) if UNROLL else [0]) %}
+        {% if UNROLL %}{ const k = {{ kk }}u;{% else %}for (var k = 0u; k < {{ K4 }}u; k++) {% raw %}{{% endraw %}{% endif %}
+
 {% for i in range(TM) %}
             let x{{ i }} = tile_a[k][{{ i }}][ty];
 {% endfor %}
@@ -120,11 +142,16 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {% for j in range(NJ) %}
             let y{{ c }}_{{ j }} = tile_w[k * 4u + {{ c }}u][{{ j }}][tx];
 {% for i in range(TM) %}
+{% if FMA %}
+            acc{{ i }}_{{ j }} = fma(vec4<f32>(x{{ i }}[{{ c }}]), y{{ c }}_{{ j }}, acc{{ i }}_{{ j }});
+{% else %}
             acc{{ i }}_{{ j }} += x{{ i }}[{{ c }}] * y{{ c }}_{{ j }};
+{% endif %}
 {% endfor %}
 {% endfor %}
 {% endfor %}
         }
+{% endfor %}
     }
 {% for i in range(TM) %}
     if (m0 + ty + {{ i * TY }}u < {{ M }}) {
@@ -134,7 +161,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {% for j in range(NJ) %}
 {% if OUT_VECTOR %}
         if (n < {{ N }}) {
-            out[(row + column(n)) / 4u] = vec4<f32>(
+            out[(row + n) / 4u] = vec4<f32>(
 {% for c in range(4) %}
                 finish(acc{{ i }}_{{ j }}[{{ c }}], batch, m, n + {{ c }}u){{ "," if not loop.last }}
 {% endfor %}
@@ -143,7 +170,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {% else %}
 {% for c in range(4) %}
         if (n + {{ c }}u < {{ N }}) {
-            out[row + column(n + {{ c }}u)] =
+            out[row + n + {{ c }}u] =
                 finish(acc{{ i }}_{{ j }}[{{ c }}], batch, m, n + {{ c }}u);
         }
 {% endfor %}

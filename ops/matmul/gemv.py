@@ -9,9 +9,11 @@ from executorch_wgpu.ops.builder import Builder, DispatchSpec, Number, linear_gr
 from executorch_wgpu.ops.matmul.problem import (
     Operand,
     Problem,
+    bind_out,
     describe_epilogue,
     effective_strides,
     is_vector,
+    weight_operand,
 )
 from executorch_wgpu.ops.symbolic import Scalar, ceil_div, upper_bound
 
@@ -27,6 +29,7 @@ class RowsConfig:
     lanes: int
     rows: int
     slices: int
+    unroll: int = 1
 
     @property
     def workgroup(self) -> int:
@@ -77,14 +80,20 @@ def _rows_config(problem: Problem, m_tile: int) -> RowsConfig:
     return RowsConfig.choose(upper_bound(units), upper_bound(problem.n), m_tile)
 
 
-def _rows(b: Builder, problem: Problem, m_tile: int, subgroups: bool) -> DispatchSpec:
-    vector, config = _vector(problem), _rows_config(problem, m_tile)
+def _rows(
+    b: Builder,
+    problem: Problem,
+    m_tile: int,
+    subgroups: bool,
+    config: RowsConfig | None = None,
+) -> DispatchSpec:
+    vector, config = _vector(problem), config or _rows_config(problem, m_tile)
     params: dict[str, Number] = {"UNITS": problem.k if vector is None else problem.k // 4}
     return _dispatch(
         b,
         problem,
         "rows",
-        (Operand("a", problem.a, vector), Operand("w", problem.w, vector, problem.piece)),
+        (Operand("a", problem.a, vector), weight_operand(problem, vector)),
         params,
         blocks=ceil_div(problem.n, config.rows * config.slices),
         m_tile=m_tile,
@@ -92,6 +101,7 @@ def _rows(b: Builder, problem: Problem, m_tile: int, subgroups: bool) -> Dispatc
             "LANES": config.lanes,
             "R": config.rows,
             "SLICES": config.slices,
+            "UNROLL": config.unroll,
             "SUBGROUPS": subgroups,
         },
         workgroup=(config.workgroup,),
@@ -111,7 +121,7 @@ def _columns(b: Builder, problem: Problem, m_tile: int) -> DispatchSpec:
         b,
         problem,
         "columns",
-        (Operand("a", problem.a), Operand("w", problem.w, vector)),
+        (Operand("a", problem.a), weight_operand(problem, vector)),
         params,
         blocks=ceil_div(units, lanes),
         m_tile=m_tile,
@@ -145,7 +155,7 @@ def _dispatch(
         f"matmul/gemv_{kind}.wgsl",
         f"{problem.name}_gemv_{kind}",
         reads=reads,
-        writes={"out": problem.out},
+        writes={"out": bind_out(problem)},
         params=params,
         consts={"A": a, "W": w, "M_TILE": m_tile, **consts, **epilogue},
         grid=linear_grid(groups),

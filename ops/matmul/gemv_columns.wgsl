@@ -49,10 +49,10 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {% if W.vector %}
         let n = unit * 4u;
 {% for c in range(4) %}
-        out[row + column(n + {{ c }}u)] = finish(total[{{ c }}], batch, m, n + {{ c }}u);
+        out[row + n + {{ c }}u] = finish(total[{{ c }}], batch, m, n + {{ c }}u);
 {% endfor %}
 {% else %}
-        out[row + column(unit)] = finish(total, batch, m, unit);
+        out[row + unit] = finish(total, batch, m, unit);
 {% endif %}
     }
 }

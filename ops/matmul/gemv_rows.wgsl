@@ -30,16 +30,27 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {% for i in range(M_TILE) %}{% for r in range(R) %}
     var sum{{ i }}_{{ r }} = 0.0;
 {% endfor %}{% endfor %}
-    for (var k = first; k < {{ UNITS }}; k += {{ LANES }}u) {
-{% for r in range(R) %}
-        let y{{ r }} = {{ load(W, "w%d" % r ~ step(W, 2, "k")) }};
-{% endfor %}
+{% macro accumulate(count) %}
+{% for u in range(count) %}{% for r in range(R) %}
+        let y{{ u }}_{{ r }} = {{ load(W, "w%d" % r ~ step(W, 2, "k + %du" % (u * LANES))) }};
+{% endfor %}{% endfor %}
+{% for u in range(count) %}
 {% for i in range(M_TILE) %}
-        let x{{ i }} = {{ load(A, "a%d" % i ~ step(A, 2, "k")) }};
+        let x{{ u }}_{{ i }} = {{ load(A, "a%d" % i ~ step(A, 2, "k + %du" % (u * LANES))) }};
 {% for r in range(R) %}
-        sum{{ i }}_{{ r }} += {{ "dot(x%d, y%d)" % (i, r) if VEC else "x%d * y%d" % (i, r) }};
+        sum{{ i }}_{{ r }} += {{ ("dot(x%d_%d, y%d_%d)" if VEC else "x%d_%d * y%d_%d") % (u, i, u, r) }};
 {% endfor %}
 {% endfor %}
+{% endfor %}
+{% endmacro %}
+    var k = first;
+{% if UNROLL > 1 %}
+    for (; k + {{ (UNROLL - 1) * LANES }}u < {{ UNITS }}; k += {{ UNROLL * LANES }}u) {
+{{ accumulate(UNROLL) }}
+    }
+{% endif %}
+    for (; k < {{ UNITS }}; k += {{ LANES }}u) {
+{{ accumulate(1) }}
     }
 {% if SUBGROUPS %}
     // The first lane of each subgroup leaves its sum where it stands; after the barrier every
@@ -93,7 +104,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
         let n = n0 + first % {{ R }}u;
 {% endif %}
         if (m < {{ M }} && n < {{ N }}) {
-            out[(batch * {{ M }} + m) * {{ OUT_N }} + column(n)] = finish(total, batch, m, n);
+            out[(batch * {{ M }} + m) * {{ OUT_N }} + n] = finish(total, batch, m, n);
         }
     }
 }

@@ -8,14 +8,14 @@
 {{ p(o.at) if o.at else "0u" }}
 {%- for c in coordinates %}
 {%- set s = o.strides[loop.index0] %}
-{%- if c and s is not none %} + {{ c }}{{ " * " ~ p(s) if s }}{% endif %}
+{%- if c and s is not none %} + {{ "(%s) * %s" % (c, p(s)) if s else c }}{% endif %}
 {%- endfor %}
 {%- endmacro %}
 
 {# A step of ``k`` along dimension d, to be added to an address; "" where the stride is 0. #}
 {% macro step(o, d, k) -%}
 {%- set s = o.strides[d] %}
-{%- if s is not none %} + {{ k }}{{ " * " ~ p(s) if s }}{% endif %}
+{%- if s is not none %} + {{ "(%s) * %s" % (k, p(s)) if s else k }}{% endif %}
 {%- endmacro %}
 
 {# The element (f32) or the four neighbours (vec4<f32>) at an address. #}
@@ -23,12 +23,11 @@
 {{ o.name }}[{{ index }}]
 {%- endmacro %}
 
-{# finish(): the epilogue of one sum. n counts within the columns bound; column() within all. #}
+{# finish(): the epilogue of one sum. #}
 {% macro finish_function() %}
-fn column(n: u32) -> u32 { return n{{ " + " ~ p("FIRST") if OFFSET_N }}; }
 fn finish(acc: f32, batch: u32, m: u32, n: u32) -> f32 {
 {% for o in EPILOGUE_OPERANDS %}
-    let e{{ loop.index0 }} = {{ o.name }}[{{ at(o, ["batch", "m", "column(n)"]) }}];
+    let e{{ loop.index0 }} = {{ o.name }}[{{ at(o, ["batch", "m", "n"]) }}];
 {% endfor %}
     return {{ EPILOGUE }};
 }

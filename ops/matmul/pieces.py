@@ -7,7 +7,6 @@ costs, on such a device, milliseconds, and every kernel stays what it is."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from executorch_wgpu.ops.symbolic import Sym
@@ -17,6 +16,9 @@ from executorch_wgpu.serialization.limits import DEFAULT_LIMITS
 
 #: Bytes that every device can bind at once. Tests make it small.
 BINDING_LIMIT = DEFAULT_LIMITS["max-storage-buffer-binding-size"]
+
+#: Pieces start at multiples of so many rows.
+ROWS_STEP = 64
 
 _ALIGNMENT = DEFAULT_LIMITS["min-storage-buffer-offset-alignment"]
 
@@ -44,7 +46,8 @@ def whole_limits(tensor: Tensor) -> tuple[tuple[str, int], ...]:
 def row_pieces(tensor: Tensor, dim: int) -> list[Piece] | None:
     """The pieces in which ``tensor`` has to be bound where a binding takes BINDING_LIMIT bytes,
     cut along ``dim``; None when it needs no pieces, or none can be made: only a constant whose
-    ``dim`` has the largest stride (rows that lie one after another) is cut."""
+    ``dim`` has the largest stride (rows that lie one after another) is cut, and 64 of its rows
+    have to fit a binding."""
     storage = tensor.storage
     if storage.size_bytes <= BINDING_LIMIT or storage.kind is not BufferKind.CONSTANT:
         return None
@@ -61,12 +64,11 @@ def row_pieces(tensor: Tensor, dim: int) -> list[Piece] | None:
     )
     if reach >= stride or rows == 0:
         return None
-    # A binding starts at a multiple of 256 bytes, up to 252 before the row.
+    # A binding starts at a multiple of 256 bytes, up to 252 before the row. After 64 elements
+    # of 4 bytes anything starts such a multiple later, so that pieces differ only in what they
+    # bind and share their pipelines.
     room = BINDING_LIMIT - _ALIGNMENT
-    most = room // (stride * width)
-    # Rows that start on a multiple of 256 bytes: all pieces then start alike and share pipelines.
-    aligned = _ALIGNMENT // math.gcd(_ALIGNMENT, stride * width)
-    most = most // aligned * aligned or most
+    most = room // (stride * width) // ROWS_STEP * ROWS_STEP
     if most == 0:
         return None
     pieces = []

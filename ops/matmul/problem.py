@@ -12,7 +12,7 @@ from typing import Any
 
 from executorch_wgpu.ops.builder import Bind, Number
 from executorch_wgpu.ops.matmul.pieces import Piece
-from executorch_wgpu.ops.symbolic import Scalar, lower_bound, maximum, upper_bound
+from executorch_wgpu.ops.symbolic import Scalar, lower_bound, maximum
 from executorch_wgpu.ops.tensor import Tensor
 from executorch_wgpu.serialization.dispatch_list import DType
 
@@ -77,7 +77,7 @@ def size(tensor: Tensor, dim: int) -> Scalar:
 
 def is_vector(tensor: Tensor, dim: int) -> bool:
     """Whether ``dim`` can be walked four elements at a time through ``array<vec4>``."""
-    if tensor.shape[dim] % 4 != 0 or upper_bound(tensor.shape[dim]) < 4:
+    if tensor.shape[dim] % 4 != 0 or tensor.storage.size_bytes < 16:
         return False
     strides = effective_strides(tensor)
     others = [stride for d, stride in enumerate(strides) if d != dim]
@@ -95,19 +95,20 @@ def effective_strides(tensor: Tensor) -> tuple[Scalar, ...]:
 @dataclass(frozen=True)
 class Operand:
     """A tensor as a kernel reads it. ``vector``: the dimension counted in units of four, None
-    when elements are read one by one."""
+    when elements are read one by one. ``byte_offset``, ``byte_size``: the part that is bound.
+    ``offset``: of the first element within that part, in elements; the tensor's own by default."""
 
     variable: str
     tensor: Tensor
     vector: int | None = None
-    piece: Piece | None = None
+    offset: Scalar | None = None
+    byte_offset: int = 0
+    byte_size: int | None = None
 
     @property
     def bind(self) -> Bind:
         element = "f32" if self.vector is None else "vec4<f32>"
-        if self.piece is None:
-            return Bind(self.tensor, element)
-        return Bind(self.tensor, element, self.piece.byte_offset, self.piece.byte_size)
+        return Bind(self.tensor, element, self.byte_offset, self.byte_size)
 
     def describe(self, params: dict[str, Number]) -> dict[str, Any]:
         """Declare the parameters of the address in ``params`` and describe it to the templates:
@@ -115,7 +116,7 @@ class Operand:
         a stride of 1, None for a stride of 0. Units are what the binding counts in."""
         unit = 1 if self.vector is None else 4
         prefix = self.variable.upper()
-        offset = self.tensor.offset if self.piece is None else self.piece.offset
+        offset = self.tensor.offset if self.offset is None else self.offset
         names: list[str | None] = []
         for dim, stride in enumerate(effective_strides(self.tensor)):
             step = stride if dim == self.vector else stride // unit
@@ -135,24 +136,42 @@ class Operand:
         }
 
 
+def weight_operand(problem: Problem, vector: int | None) -> Operand:
+    """``w``, or the piece of it."""
+    piece = problem.piece
+    if piece is None:
+        return Operand("w", problem.w, vector)
+    return Operand("w", problem.w, vector, piece.offset, piece.byte_offset, piece.byte_size)
+
+
+def bind_out(problem: Problem, element: str = "f32") -> Bind:
+    """``out`` from the first column of the piece on. Pieces start at multiples of 64 columns,
+    hence at multiples of 256 bytes."""
+    first = 0 if problem.piece is None else problem.piece.first
+    return Bind(problem.out, element, first * problem.out.dtype.storage_bytes)
+
+
 def describe_epilogue(
     problem: Problem, params: dict[str, Number], reads: dict[str, Bind]
 ) -> dict[str, Any]:
     """Declare the parameters and bindings of the epilogue; returns what the templates' macro
-    ``store_function`` needs: EPILOGUE, EPILOGUE_OPERANDS, OUT_FIRST, OUT_N."""
+    ``finish_function`` needs, and BATCHED."""
     shape = (problem.a.shape[0], problem.a.shape[1], problem.w.shape[1])
+    first = 0 if problem.piece is None else problem.piece.first
     described = []
     for index, tensor in enumerate(problem.epilogue.operands):
-        operand = Operand(f"e{index}_data", tensor.expand(shape))
-        reads[operand.variable] = operand.bind
+        view = tensor.expand(shape)
+        stride = effective_strides(view)[2]
+        name = f"e{index}_data"
+        if isinstance(stride, int):
+            operand = Operand(name, view, byte_offset=first * stride * view.dtype.storage_bytes)
+        else:
+            operand = Operand(name, view, offset=view.offset + first * stride)
+        reads[name] = operand.bind
         described.append(operand.describe(params))
     params["OUT_N"] = size(problem.w, 1)
-    first = 0 if problem.piece is None else problem.piece.first
-    if first:
-        params["FIRST"] = first
     return {
         "EPILOGUE": problem.epilogue.expression,
         "EPILOGUE_OPERANDS": described,
-        "OFFSET_N": bool(first),
         "BATCHED": problem.batch != 1,
     }
