@@ -233,6 +233,13 @@ class Route:
     """One way to do a step. ``features``/``limits``: what it needs of the device beyond
     WebGPU's defaults, settled at load (WebGPU's names: ``subgroups``; the value a limit must
     reach). ``guard``: expression that must be non-zero at execute for the route to apply, NONE
+    #: For profiles, as indices into Program.exprs, NONE when unknown: bytes read and written at
+    #: the least, each byte of an operand once, and floating-point operations (a multiply-add is
+    #: two). Nothing else depends on them.
+    bytes: int = NONE
+    flops: int = NONE
+    #: Debug handles of all source operators where one dispatch does the work of several.
+    debug_handles: tuple[int, ...] = ()
     for always."""
 
     name: str

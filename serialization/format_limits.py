@@ -30,6 +30,7 @@ MAX_ROUTES = 64  #: of one step
 MAX_DISPATCHES = 1 << 17  #: of all routes of all steps together, and so many routes
 MAX_BINDINGS = 32  #: of one dispatch
 MAX_PARAMS = 256  #: of one kernel
+MAX_DEBUG_HANDLES = 1024  #: of one dispatch
 MAX_CHECK_ARGS = 16
 MAX_RANK = 16
 MAX_REQUIREMENTS = 64  #: features, limits or extensions in one list

@@ -164,6 +164,14 @@ class _Reader:
     def _limit(self, t: Any, place: str) -> tuple[str, int]:
         return self._budget.text(t.Name(), f"{place}.name"), t.Value()
 
+            bytes=t.Bytes(),
+            flops=t.Flops(),
+            debug_handles=budget.numbers(
+                t.DebugHandlesLength(),
+                t.DebugHandlesAsNumpy,
+                fl.MAX_DEBUG_HANDLES,
+                f"{place}.debug_handles",
+            ),
     def _features(self, t: Any, prefix: str) -> tuple[str, ...]:
         return self._budget.texts(
             t.FeaturesLength(), t.Features, fl.MAX_REQUIREMENTS, f"{prefix}features"

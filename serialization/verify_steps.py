@@ -230,7 +230,7 @@ class _Steps:
         check_text(dispatch.label, place, empty=False)
         check_text(dispatch.op, f"{place} op")
         check_text(dispatch.module_path, f"{place} module_path")
-        check_int(dispatch.debug_handle, fl.MIN_VALUE, fl.MAX_VALUE, f"{place} debug_handle")
+        self._origin(dispatch, place)
         check_index(dispatch.kernel, program.kernels, f"{place} kernel", "kernels")
         kernel = program.kernels[dispatch.kernel]
         for extension in program.shaders[kernel.shader].extensions:
@@ -260,6 +260,16 @@ class _Steps:
 
     def _bindings(
         self,
+    def _origin(self, dispatch: dl.Dispatch, place: str) -> None:
+        """What only profiles read."""
+        check_int(dispatch.debug_handle, fl.MIN_VALUE, fl.MAX_VALUE, f"{place} debug_handle")
+        check_count(dispatch.debug_handles, fl.MAX_DEBUG_HANDLES, f"{place} debug_handles")
+        for handle in dispatch.debug_handles:
+            check_int(handle, fl.MIN_VALUE, fl.MAX_VALUE, f"{place} debug_handles")
+        for index, name in ((dispatch.bytes, "bytes"), (dispatch.flops, "flops")):
+            if index != NONE:
+                check_index(index, self._program.exprs, f"{place} {name}", "exprs")
+
         dispatch: dl.Dispatch,
         kernel: dl.Kernel,
         limits: Mapping[str, int],

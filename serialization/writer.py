@@ -122,6 +122,11 @@ class _Writer:
         return int(self._builder.CreateNumpyVector(np.array(values, dtype="<i4")))
 
     def _structs(self, rows: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> int | None:
+    def _longs(self, values: Sequence[int]) -> int | None:
+        if not values:
+            return None
+        return int(self._builder.CreateNumpyVector(np.array(values, dtype="<i8")))
+
         """Write a vector of structs, whose padding is zero."""
         if not rows:
             return None
@@ -221,6 +226,9 @@ class _Writer:
             },
             "Grid",
             lambda builder: fb.CreateGrid(builder, *x.grid),
+                "Bytes": x.bytes,
+                "Flops": x.flops,
+                "DebugHandles": self._longs(x.debug_handles),
         )
 
     def _limit(self, x: tuple[str, int]) -> int:

@@ -821,7 +821,7 @@ class Dispatch(object):
         return -1
 
 def DispatchStart(builder):
-    builder.StartObject(7)
+    builder.StartObject(10)
 
 def DispatchAddKernel(builder, kernel):
     builder.PrependInt32Slot(0, kernel, 0)
@@ -840,6 +840,47 @@ def DispatchAddLabel(builder, label):
 
 def DispatchAddOp(builder, op):
     builder.PrependUOffsetTRelativeSlot(4, flatbuffers.number_types.UOffsetTFlags.py_type(op), 0)
+    # Dispatch
+    def Bytes(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(18))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Int32Flags, o + self._tab.Pos)
+        return -1
+
+    # Dispatch
+    def Flops(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(20))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Int32Flags, o + self._tab.Pos)
+        return -1
+
+    # Dispatch
+    def DebugHandles(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(22))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 8))
+        return 0
+
+    # Dispatch
+    def DebugHandlesAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(22))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Int64Flags, o)
+        return 0
+
+    # Dispatch
+    def DebugHandlesLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(22))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Dispatch
+    def DebugHandlesIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(22))
+        return o == 0
+
 
 def DispatchAddModulePath(builder, modulePath):
     builder.PrependUOffsetTRelativeSlot(5, flatbuffers.number_types.UOffsetTFlags.py_type(modulePath), 0)
@@ -867,6 +908,18 @@ class Limit(object):
         """This method is deprecated. Please switch to GetRootAs."""
         return cls.GetRootAs(buf, offset)
     @classmethod
+def DispatchAddBytes(builder, bytes):
+    builder.PrependInt32Slot(7, bytes, -1)
+
+def DispatchAddFlops(builder, flops):
+    builder.PrependInt32Slot(8, flops, -1)
+
+def DispatchAddDebugHandles(builder, debugHandles):
+    builder.PrependUOffsetTRelativeSlot(9, flatbuffers.number_types.UOffsetTFlags.py_type(debugHandles), 0)
+
+def DispatchStartDebugHandlesVector(builder, numElems):
+    return builder.StartVector(8, numElems, 8)
+
     def LimitBufferHasIdentifier(cls, buf, offset, size_prefixed=False):
         return flatbuffers.util.BufferHasIdentifier(buf, offset, b"\x45\x57\x47\x31", size_prefixed=size_prefixed)
 
