@@ -820,26 +820,6 @@ class Dispatch(object):
             return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
         return -1
 
-def DispatchStart(builder):
-    builder.StartObject(10)
-
-def DispatchAddKernel(builder, kernel):
-    builder.PrependInt32Slot(0, kernel, 0)
-
-def DispatchAddBindings(builder, bindings):
-    builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(bindings), 0)
-
-def DispatchStartBindingsVector(builder, numElems):
-    return builder.StartVector(24, numElems, 8)
-
-def DispatchAddGrid(builder, grid):
-    builder.PrependStructSlot(2, flatbuffers.number_types.UOffsetTFlags.py_type(grid), 0)
-
-def DispatchAddLabel(builder, label):
-    builder.PrependUOffsetTRelativeSlot(3, flatbuffers.number_types.UOffsetTFlags.py_type(label), 0)
-
-def DispatchAddOp(builder, op):
-    builder.PrependUOffsetTRelativeSlot(4, flatbuffers.number_types.UOffsetTFlags.py_type(op), 0)
     # Dispatch
     def Bytes(self):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(18))
@@ -881,12 +861,44 @@ def DispatchAddOp(builder, op):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(22))
         return o == 0
 
+def DispatchStart(builder):
+    builder.StartObject(10)
+
+def DispatchAddKernel(builder, kernel):
+    builder.PrependInt32Slot(0, kernel, 0)
+
+def DispatchAddBindings(builder, bindings):
+    builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(bindings), 0)
+
+def DispatchStartBindingsVector(builder, numElems):
+    return builder.StartVector(24, numElems, 8)
+
+def DispatchAddGrid(builder, grid):
+    builder.PrependStructSlot(2, flatbuffers.number_types.UOffsetTFlags.py_type(grid), 0)
+
+def DispatchAddLabel(builder, label):
+    builder.PrependUOffsetTRelativeSlot(3, flatbuffers.number_types.UOffsetTFlags.py_type(label), 0)
+
+def DispatchAddOp(builder, op):
+    builder.PrependUOffsetTRelativeSlot(4, flatbuffers.number_types.UOffsetTFlags.py_type(op), 0)
 
 def DispatchAddModulePath(builder, modulePath):
     builder.PrependUOffsetTRelativeSlot(5, flatbuffers.number_types.UOffsetTFlags.py_type(modulePath), 0)
 
 def DispatchAddDebugHandle(builder, debugHandle):
     builder.PrependInt64Slot(6, debugHandle, -1)
+
+def DispatchAddBytes(builder, bytes):
+    builder.PrependInt32Slot(7, bytes, -1)
+
+def DispatchAddFlops(builder, flops):
+    builder.PrependInt32Slot(8, flops, -1)
+
+def DispatchAddDebugHandles(builder, debugHandles):
+    builder.PrependUOffsetTRelativeSlot(9, flatbuffers.number_types.UOffsetTFlags.py_type(debugHandles), 0)
+
+def DispatchStartDebugHandlesVector(builder, numElems):
+    return builder.StartVector(8, numElems, 8)
 
 def DispatchEnd(builder):
     return builder.EndObject()
@@ -908,18 +920,6 @@ class Limit(object):
         """This method is deprecated. Please switch to GetRootAs."""
         return cls.GetRootAs(buf, offset)
     @classmethod
-def DispatchAddBytes(builder, bytes):
-    builder.PrependInt32Slot(7, bytes, -1)
-
-def DispatchAddFlops(builder, flops):
-    builder.PrependInt32Slot(8, flops, -1)
-
-def DispatchAddDebugHandles(builder, debugHandles):
-    builder.PrependUOffsetTRelativeSlot(9, flatbuffers.number_types.UOffsetTFlags.py_type(debugHandles), 0)
-
-def DispatchStartDebugHandlesVector(builder, numElems):
-    return builder.StartVector(8, numElems, 8)
-
     def LimitBufferHasIdentifier(cls, buf, offset, size_prefixed=False):
         return flatbuffers.util.BufferHasIdentifier(buf, offset, b"\x45\x57\x47\x31", size_prefixed=size_prefixed)
 
