@@ -124,15 +124,22 @@ class Buffer:
 
     ``size`` is in bytes at the upper bound of all live sizes, at least 4 and a multiple of 4.
     ``data_key`` names the named data with the content of a CONSTANT or the initial content of
-    a STATE, already in storage layout (see :class:`DType`) and of ``size`` bytes or up to 3
-    less (the rest is padding, zero); a STATE with no key starts as zeros; "" elsewhere.
+    a STATE, already in storage layout (see :class:`DType`); a STATE with no key starts as zeros;
+    "" elsewhere. The content is the ``size`` bytes from ``data_offset`` (a multiple of 4) on, so
+    that one tensor of the file can be carved into several buffers, beside one that holds it whole
+    for a device which allows that. Of the buffers that name one key, the one that reaches furthest
+    reaches the end of the data, or up to 3 bytes beyond it (padding, zero).
     ``name``: fully qualified name of the parameter or state, or a label for debuggers.
+    ``share``: a STATE only. States of several methods of one ``.pte`` are one buffer where their
+    ``share`` and ``name`` are equal; "" shares with nobody, whatever the name.
     """
 
     kind: BufferKind
     size: int
     name: str
     data_key: str = ""
+    share: str = ""
+    data_offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,13 +233,6 @@ class Dispatch:
     op: str = ""  #: source operator, e.g. ``llama.sdpa_with_kv_cache``
     module_path: str = ""  #: e.g. ``layers.0.attention``
     debug_handle: int = NONE  #: ExecuTorch's debug handle, NONE when unknown
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One way to do a step. ``features``/``limits``: what it needs of the device beyond
-    WebGPU's defaults, settled at load (WebGPU's names: ``subgroups``; the value a limit must
-    reach). ``guard``: expression that must be non-zero at execute for the route to apply, NONE
     #: For profiles, as indices into Program.exprs, NONE when unknown: bytes read and written at
     #: the least, each byte of an operand once, and floating-point operations (a multiply-add is
     #: two). Nothing else depends on them.
@@ -240,6 +240,13 @@ class Route:
     flops: int = NONE
     #: Debug handles of all source operators where one dispatch does the work of several.
     debug_handles: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One way to do a step. ``features``/``limits``: what it needs of the device beyond
+    WebGPU's defaults, settled at load (WebGPU's names: ``subgroups``; the value a limit must
+    reach). ``guard``: expression that must be non-zero at execute for the route to apply, NONE
     for always."""
 
     name: str
@@ -296,6 +303,17 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
+class Feedback:
+    """Output ``output`` may stay on the GPU and be input ``input`` of the next execute (indices
+    into Program.outputs and Program.inputs): tensors of one dtype and rank whose sizes can be
+    equal, and must be where the pair is used. What is on the GPU the host cannot see: no SymInt
+    reads an element of that input, hence no check does (its dimensions may be read)."""
+
+    output: int
+    input: int
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """One delegate: everything a replayer needs but the bytes of the named data.
 
@@ -303,7 +321,7 @@ class Program:
     slot, once an execute; each must fit 32 bits, negative ones are written in two's complement.
     ``features``/``limits``: what the last route of every step needs together; a device
     that lacks one of them cannot run the program. ``limits`` names only those that exceed
-    WebGPU's default limits.
+    WebGPU's default limits. ``feedback``: which outputs may become inputs without the host.
     """
 
     producer: str  #: e.g. ``executorch-wgpu 0.1.0``
@@ -320,4 +338,5 @@ class Program:
     outputs: tuple[Output, ...] = ()
     features: tuple[str, ...] = ()
     limits: tuple[tuple[str, int], ...] = ()
+    feedback: tuple[Feedback, ...] = ()
     format_version: int = field(default=FORMAT_VERSION)

@@ -70,6 +70,9 @@ class _Reader:
             outputs=tables(t.OutputsLength(), t.Outputs, self._output, fl.MAX_VALUES, "outputs"),
             features=self._features(t, ""),
             limits=self._limits(t, ""),
+            feedback=tables(
+                t.FeedbackLength(), t.Feedback, self._feedback, fl.MAX_VALUES, "feedback"
+            ),
             format_version=version,
         )
 
@@ -96,6 +99,8 @@ class _Reader:
             size=t.Size(),
             name=self._budget.text(t.Name(), f"{place}.name"),
             data_key=self._budget.text(t.DataKey(), f"{place}.data_key"),
+            share=self._budget.text(t.Share(), f"{place}.share"),
+            data_offset=t.DataOffset(),
         )
 
     def _tensor(self, t: Any, place: str) -> dl.Tensor:
@@ -159,11 +164,6 @@ class _Reader:
             op=budget.text(t.Op(), f"{place}.op"),
             module_path=budget.text(t.ModulePath(), f"{place}.module_path"),
             debug_handle=t.DebugHandle(),
-        )
-
-    def _limit(self, t: Any, place: str) -> tuple[str, int]:
-        return self._budget.text(t.Name(), f"{place}.name"), t.Value()
-
             bytes=t.Bytes(),
             flops=t.Flops(),
             debug_handles=budget.numbers(
@@ -172,6 +172,11 @@ class _Reader:
                 fl.MAX_DEBUG_HANDLES,
                 f"{place}.debug_handles",
             ),
+        )
+
+    def _limit(self, t: Any, place: str) -> tuple[str, int]:
+        return self._budget.text(t.Name(), f"{place}.name"), t.Value()
+
     def _features(self, t: Any, prefix: str) -> tuple[str, ...]:
         return self._budget.texts(
             t.FeaturesLength(), t.Features, fl.MAX_REQUIREMENTS, f"{prefix}features"
@@ -224,3 +229,6 @@ class _Reader:
             kind=enum_member(dl.ValueKind, t.Kind(), f"{place}.kind"),
             index=t.Index(),
         )
+
+    def _feedback(self, t: Any, place: str) -> dl.Feedback:
+        return dl.Feedback(output=t.Output(), input=t.Input())

@@ -38,8 +38,9 @@ def device_needs(
     """Features and limits beyond WebGPU's defaults that ``dispatches`` need together, and that
     allocating ``buffers`` needs. Dispatches name kernels, and those shaders, by index.
 
-    For a route that is not the last of its step: its own dispatches, no buffers. For the program:
-    the dispatches of the last route of every step, and all buffers.
+    For a route that is not the last of its step: its own dispatches, and the buffers that they
+    bind. For the program: the dispatches of the last route of every step with the buffers that
+    they bind, and all of kind OUTPUT and STATE.
     """
     features: set[str] = set()
     limits: dict[str, int] = {}

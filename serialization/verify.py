@@ -52,6 +52,7 @@ def verify(program: dl.Program) -> None:
     _verify_inputs(program, known)
     _verify_outputs(program, known)
     _verify_sources(program, known)
+    _verify_feedback(program, known)
     verify_shaders(program)
     verify_kernels(program)
     verify_steps(program, known)
@@ -125,6 +126,7 @@ def _verify_live(program: dl.Program, known: Knowledge) -> None:
 
 def _verify_buffers(program: dl.Program) -> None:
     check_count(program.buffers, fl.MAX_BUFFERS, "buffers")
+    shared: set[tuple[str, str]] = set()
     for i, buffer in enumerate(program.buffers):
         place = f"buffers[{i}] {buffer.name!r}"
         check_text(buffer.name, place)
@@ -137,8 +139,22 @@ def _verify_buffers(program: dl.Program) -> None:
             fail(place, "a CONSTANT without a data_key has no content")
         if buffer.data_key and buffer.kind not in (BufferKind.CONSTANT, BufferKind.STATE):
             fail(place, f"a buffer of kind {buffer.kind.name} has no data_key")
-        if buffer.kind is BufferKind.STATE and not buffer.name:
+        check_int(buffer.data_offset, 0, fl.MAX_BUFFER_BYTES - 1, f"{place} data_offset")
+        if buffer.data_offset % 4:
+            fail(place, f"its data_offset of {buffer.data_offset} bytes is no multiple of 4")
+        if buffer.data_offset and not buffer.data_key:
+            fail(place, f"has a data_offset of {buffer.data_offset} and no data_key")
+        check_text(buffer.share, f"{place} share")
+        if buffer.kind is not BufferKind.STATE:
+            if buffer.share:
+                fail(place, f"a buffer of kind {buffer.kind.name} cannot be shared")
+            continue
+        if not buffer.name:
             fail(place, "a STATE is found by its name and needs one")
+        if buffer.share:
+            if (buffer.share, buffer.name) in shared:
+                fail(place, f"the group {buffer.share!r} has a STATE of that name already")
+            shared.add((buffer.share, buffer.name))
 
 
 def _extent(shape: Sequence[int], strides: Sequence[int], offset: int) -> int:
@@ -291,3 +307,39 @@ def _verify_sources(program: dl.Program, known: Knowledge) -> None:
             elements *= max(0, known.maxima[size])
         if not -elements <= sym.index < elements:
             fail(place, f"is element {sym.index} of a tensor of at most {elements}")
+
+
+def _verify_feedback(program: dl.Program, known: Knowledge) -> None:
+    """What stays on the GPU fits where it goes, and the host need not see it."""
+    check_count(program.feedback, fl.MAX_VALUES, "feedback")
+    fed: set[int] = set()
+    for i, pair in enumerate(program.feedback):
+        check_index(pair.output, program.outputs, f"feedback[{i}].output", "outputs")
+        check_index(pair.input, program.inputs, f"feedback[{i}].input", "inputs")
+        source, target = program.outputs[pair.output], program.inputs[pair.input]
+        place = f"feedback[{i}] of output {source.name!r} to input {target.name!r}"
+        if source.kind is not ValueKind.TENSOR or target.kind is not ValueKind.TENSOR:
+            fail(place, f"{source.kind.name} to {target.kind.name}, both must be TENSOR")
+        if pair.input in fed:
+            fail(place, "another pair feeds that input")
+        fed.add(pair.input)
+        given, taken = program.tensors[source.index], program.tensors[target.index]
+        if given.dtype is not taken.dtype or len(given.shape) != len(taken.shape):
+            fail(
+                place,
+                f"{given.dtype.name} of {len(given.shape)} dimensions to "
+                f"{taken.dtype.name} of {len(taken.shape)}",
+            )
+        for dim, (a, b) in enumerate(zip(given.shape, taken.shape, strict=True)):
+            (a_lo, a_hi), (b_lo, b_hi) = known.ranges[a], known.ranges[b]
+            if a_lo > b_hi or b_lo > a_hi:
+                fail(place, f"dimension {dim} is {a_lo}..{a_hi} there and {b_lo}..{b_hi} here")
+        if taken.buffer == NONE:
+            fail(place, "the GPU does not read that input")
+        for sym in program.symints:
+            if sym.source is SymSource.TENSOR_ELEMENT and sym.input == pair.input:
+                fail(
+                    place,
+                    f"the live scalar {sym.name!r} is an element of that input, which the host "
+                    "must read before it can check the step or size its dispatches",
+                )

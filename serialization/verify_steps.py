@@ -146,7 +146,9 @@ class _Steps:
 
     def verify(self) -> None:
         for i, buffer in enumerate(self._program.buffers):
-            if buffer.size > self._limits["max-buffer-size"]:
+            # These exist whatever route runs; the others where a route binds them.
+            always = buffer.kind in (BufferKind.OUTPUT, BufferKind.STATE)
+            if always and buffer.size > self._limits["max-buffer-size"]:
                 self._exceeds(
                     f"buffers[{i}] {buffer.name!r}",
                     "max-buffer-size", buffer.size, self._limits,
@@ -258,8 +260,6 @@ class _Steps:
             )
         self._bindings(dispatch, kernel, limits, written, place)
 
-    def _bindings(
-        self,
     def _origin(self, dispatch: dl.Dispatch, place: str) -> None:
         """What only profiles read."""
         check_int(dispatch.debug_handle, fl.MIN_VALUE, fl.MAX_VALUE, f"{place} debug_handle")
@@ -270,6 +270,8 @@ class _Steps:
             if index != NONE:
                 check_index(index, self._program.exprs, f"{place} {name}", "exprs")
 
+    def _bindings(
+        self,
         dispatch: dl.Dispatch,
         kernel: dl.Kernel,
         limits: Mapping[str, int],
@@ -278,6 +280,7 @@ class _Steps:
     ) -> None:
         buffers = self._program.buffers
         largest = limits["max-storage-buffer-binding-size"]
+        largest_buffer = limits["max-buffer-size"]
         reads: list[int] = []
         writes: set[int] = set()
         for i, (binding, access) in enumerate(zip(dispatch.bindings, kernel.accesses, strict=True)):
@@ -297,6 +300,10 @@ class _Steps:
                     place,
                     f"binding {i} reaches byte {offset + size} of buffer {index} "
                     f"{buffers[index].name!r}, which has {buffers[index].size}",
+                )
+            if buffers[index].size > largest_buffer:
+                self._exceeds(
+                    f"{place}: binding {i}", "max-buffer-size", buffers[index].size, limits
                 )
             if size > largest:
                 self._exceeds(

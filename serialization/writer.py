@@ -67,6 +67,7 @@ class _Writer:
             "Outputs": self._tables(program.outputs, lambda x: self._value("Output", x)),
             "Features": self._text_vector(program.features),
             "Limits": self._tables(program.limits, self._limit),
+            "Feedback": self._tables(program.feedback, self._feedback),
         }
         self._builder.Finish(self._table("Program", parts), FILE_IDENTIFIER)
         return bytes(self._builder.Output())
@@ -121,12 +122,12 @@ class _Writer:
             return None
         return int(self._builder.CreateNumpyVector(np.array(values, dtype="<i4")))
 
-    def _structs(self, rows: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> int | None:
     def _longs(self, values: Sequence[int]) -> int | None:
         if not values:
             return None
         return int(self._builder.CreateNumpyVector(np.array(values, dtype="<i8")))
 
+    def _structs(self, rows: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> int | None:
         """Write a vector of structs, whose padding is zero."""
         if not rows:
             return None
@@ -166,6 +167,8 @@ class _Writer:
                 "Size": x.size,
                 "Name": self._text(x.name),
                 "DataKey": self._text(x.data_key),
+                "Share": self._text(x.share),
+                "DataOffset": x.data_offset,
             },
         )
 
@@ -223,12 +226,12 @@ class _Writer:
                 "Op": self._text(x.op),
                 "ModulePath": self._text(x.module_path),
                 "DebugHandle": x.debug_handle,
-            },
-            "Grid",
-            lambda builder: fb.CreateGrid(builder, *x.grid),
                 "Bytes": x.bytes,
                 "Flops": x.flops,
                 "DebugHandles": self._longs(x.debug_handles),
+            },
+            "Grid",
+            lambda builder: fb.CreateGrid(builder, *x.grid),
         )
 
     def _limit(self, x: tuple[str, int]) -> int:
@@ -257,3 +260,6 @@ class _Writer:
 
     def _value(self, table: str, x: dl.Input | dl.Output) -> int:
         return self._table(table, {"Name": self._text(x.name), "Kind": x.kind, "Index": x.index})
+
+    def _feedback(self, x: dl.Feedback) -> int:
+        return self._table("Feedback", {"Output": x.output, "Input": x.input})

@@ -233,8 +233,22 @@ class Buffer(object):
             return self._tab.String(o + self._tab.Pos)
         return None
 
+    # Buffer
+    def Share(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+    # Buffer
+    def DataOffset(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
+        return 0
+
 def BufferStart(builder):
-    builder.StartObject(4)
+    builder.StartObject(6)
 
 def BufferAddKind(builder, kind):
     builder.PrependUint8Slot(0, kind, 0)
@@ -247,6 +261,12 @@ def BufferAddName(builder, name):
 
 def BufferAddDataKey(builder, dataKey):
     builder.PrependUOffsetTRelativeSlot(3, flatbuffers.number_types.UOffsetTFlags.py_type(dataKey), 0)
+
+def BufferAddShare(builder, share):
+    builder.PrependUOffsetTRelativeSlot(4, flatbuffers.number_types.UOffsetTFlags.py_type(share), 0)
+
+def BufferAddDataOffset(builder, dataOffset):
+    builder.PrependUint64Slot(5, dataOffset, 0)
 
 def BufferEnd(builder):
     return builder.EndObject()
@@ -1354,6 +1374,56 @@ def OutputEnd(builder):
 
 
 
+class Feedback(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def GetRootAs(cls, buf, offset=0):
+        n = flatbuffers.encode.Get(flatbuffers.packer.uoffset, buf, offset)
+        x = Feedback()
+        x.Init(buf, n + offset)
+        return x
+
+    @classmethod
+    def GetRootAsFeedback(cls, buf, offset=0):
+        """This method is deprecated. Please switch to GetRootAs."""
+        return cls.GetRootAs(buf, offset)
+    @classmethod
+    def FeedbackBufferHasIdentifier(cls, buf, offset, size_prefixed=False):
+        return flatbuffers.util.BufferHasIdentifier(buf, offset, b"\x45\x57\x47\x31", size_prefixed=size_prefixed)
+
+    # Feedback
+    def Init(self, buf, pos):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # Feedback
+    def Output(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Int32Flags, o + self._tab.Pos)
+        return 0
+
+    # Feedback
+    def Input(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Int32Flags, o + self._tab.Pos)
+        return 0
+
+def FeedbackStart(builder):
+    builder.StartObject(2)
+
+def FeedbackAddOutput(builder, output):
+    builder.PrependInt32Slot(0, output, 0)
+
+def FeedbackAddInput(builder, input):
+    builder.PrependInt32Slot(1, input, 0)
+
+def FeedbackEnd(builder):
+    return builder.EndObject()
+
+
+
 class Program(object):
     __slots__ = ['_tab']
 
@@ -1693,8 +1763,32 @@ class Program(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(30))
         return o == 0
 
+    # Program
+    def Feedback(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(32))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 4
+            x = self._tab.Indirect(x)
+            obj = Feedback()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # Program
+    def FeedbackLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(32))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Program
+    def FeedbackIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(32))
+        return o == 0
+
 def ProgramStart(builder):
-    builder.StartObject(14)
+    builder.StartObject(15)
 
 def ProgramAddProducer(builder, producer):
     builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(producer), 0)
@@ -1775,6 +1869,12 @@ def ProgramAddLimits(builder, limits):
     builder.PrependUOffsetTRelativeSlot(13, flatbuffers.number_types.UOffsetTFlags.py_type(limits), 0)
 
 def ProgramStartLimitsVector(builder, numElems):
+    return builder.StartVector(4, numElems, 4)
+
+def ProgramAddFeedback(builder, feedback):
+    builder.PrependUOffsetTRelativeSlot(14, flatbuffers.number_types.UOffsetTFlags.py_type(feedback), 0)
+
+def ProgramStartFeedbackVector(builder, numElems):
     return builder.StartVector(4, numElems, 4)
 
 def ProgramEnd(builder):

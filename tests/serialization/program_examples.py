@@ -20,6 +20,7 @@ from executorch_wgpu.serialization import (
     DType,
     Expr,
     ExprOp,
+    Feedback,
     Input,
     InvalidProgramError,
     Kernel,
@@ -118,8 +119,8 @@ def example() -> Program:
         Buffer(BufferKind.INPUT, 16 * 8 * 4, "x"),
         Buffer(BufferKind.INPUT, 4, "pos"),
         Buffer(BufferKind.OUTPUT, 16 * 8 * 4, "y"),
-        Buffer(BufferKind.CONSTANT, 1024, "layers.0.weight", "layers.0.weight"),
-        Buffer(BufferKind.STATE, 32 * 8 * 4, "layers.0.k_cache"),
+        Buffer(BufferKind.CONSTANT, 1024, "layers.0.weight", "layers.0.weight", data_offset=4),
+        Buffer(BufferKind.STATE, 32 * 8 * 4, "layers.0.k_cache", share="kv"),
         Buffer(BufferKind.SCRATCH, 2048, "scratch 0"),
     )
 
@@ -193,6 +194,7 @@ def example() -> Program:
             Input("unused", ValueKind.INT, NONE),
         ),
         outputs=(Output("y", ValueKind.TENSOR, 2), Output("next", ValueKind.INT, total)),
+        feedback=(Feedback(0, 0),),
     )
 
 
@@ -341,7 +343,11 @@ class _Generator:
         return replace(draft, features=features, limits=limits)
 
     def buffer(self, kind: BufferKind, size: int, name: str = "", key: str = "") -> int:
-        self.buffers.append(Buffer(kind, size, name or self.draw(NAMES), key))
+        name = name or self.draw(NAMES)
+        offset = 4 * self.draw(st.integers(0, 99)) if key else 0
+        share = self.draw(NAMES) if kind is BufferKind.STATE else ""
+        taken = any(b.kind is kind and (b.name, b.share) == (name, share) for b in self.buffers)
+        self.buffers.append(Buffer(kind, size, name, key, "" if taken else share, offset))
         return len(self.buffers) - 1
 
     def shape(self, owner: int) -> list[int]:

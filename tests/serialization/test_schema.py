@@ -18,7 +18,7 @@ from executorch_wgpu.serialization.writer import FILE_IDENTIFIER
 ROOT = Path(__file__).parents[2]
 TABLES = [
     dl.SymInt, dl.Expr, dl.Buffer, dl.Tensor, dl.Shader, dl.Param, dl.Kernel, dl.Binding,
-    dl.Dispatch, dl.Route, dl.Step, dl.Check, dl.Input, dl.Output, dl.Program,
+    dl.Dispatch, dl.Route, dl.Step, dl.Check, dl.Input, dl.Output, dl.Feedback, dl.Program,
 ]  # fmt: skip
 ENUMS = [
     dl.DType, dl.SymSource, dl.ExprOp, dl.BufferKind, dl.ParamKind, dl.Access, dl.ValueKind

@@ -23,6 +23,7 @@ from executorch_wgpu.serialization import (
     DType,
     Expr,
     ExprOp,
+    Feedback,
     Input,
     InvalidProgramError,
     Output,
@@ -170,7 +171,20 @@ BROKEN: dict[str, tuple[Program, str]] = {
     "unprintable name": (entry("buffers", 4, name="a\x1b[2J"), "cannot be printed"),
     "buffer beyond the limit": (
         entry("buffers", 5, size=(256 << 20) + 4),
-        r"buffers\[5\] 'scratch 0': needs max-buffer-size of 268435460, .* only 268435456",
+        "'layers.0/mul_a': binding 1: needs max-buffer-size of 268435460, .* only 268435456",
+    ),
+    "state beyond the limit": (
+        entry("buffers", 4, size=(256 << 20) + 4),
+        r"buffers\[4\] 'layers.0.k_cache': needs max-buffer-size of 268435460",
+    ),
+    "data offset not of words": (entry("buffers", 3, data_offset=6), "data_offset of 6 bytes"),
+    "data offset negative": (entry("buffers", 3, data_offset=-4), "data_offset: -4 is outside"),
+    "data offset of nothing": (entry("buffers", 4, data_offset=8), "of 8 and no data_key"),
+    "constant shared": (entry("buffers", 3, share="kv"), "kind CONSTANT cannot be shared"),
+    "state twice in its group": (
+        program(buffers=(*edit(BASE.buffers, 4, share="kv"),
+                         replace(BASE.buffers[4], share="kv"))),
+        r"buffers\[6\] 'layers.0.k_cache': the group 'kv' has a STATE of that name already",
     ),
     # Tensors
     "strides missing": (entry("tensors", 0, strides=(ONE,)), "2 sizes but 1 strides"),
@@ -397,6 +411,48 @@ BROKEN: dict[str, tuple[Program, str]] = {
         ),
         r"steps\[2\].*reads buffer 5 'scratch 0' of kind SCRATCH",
     ),
+    # Feedback
+    "feedback of nothing": (program(feedback=(Feedback(2, 0),)), r"feedback\[0\].output: index 2"),
+    "feedback to nothing": (program(feedback=(Feedback(0, 4),)), r"feedback\[0\].input: index 4"),
+    "feedback of an int": (
+        program(feedback=(Feedback(1, 0),)),
+        r"feedback\[0\] of output 'next' to input 'x': INT to TENSOR",
+    ),
+    "feedback to an int": (program(feedback=(Feedback(0, 2),)), "TENSOR to INT"),
+    "feedback twice": (
+        program(feedback=(Feedback(0, 0), Feedback(0, 0))),
+        r"feedback\[1\] of output 'y' to input 'x': another pair feeds that input",
+    ),
+    "feedback of another dtype": (
+        program(feedback=(Feedback(0, 1),)),
+        "F32 of 2 dimensions to I64 of 1",
+    ),
+    "feedback of another size": (
+        program(
+            tensors=edit(BASE.tensors, 2, shape=(S, ONE), strides=(ONE, ONE)),
+            feedback=(Feedback(0, 0),),
+        ),
+        "dimension 1 is 1..1 there and 8..8 here",
+    ),
+    "feedback to what the GPU does not read": (
+        program(
+            buffers=edit(BASE.buffers, 0, kind=BufferKind.STATE),
+            tensors=edit(BASE.tensors, 0, buffer=NONE),
+            feedback=(Feedback(0, 0),),
+        ),
+        "the GPU does not read that input",
+    ),
+    "feedback into a live scalar": (
+        program(
+            tensors=(
+                *BASE.tensors[:2],
+                Tensor(DType.I64, (ONE,), (ONE,), ZERO, 2),
+                *BASE.tensors[3:],
+            ),
+            feedback=(Feedback(0, 1),),
+        ),
+        r"feedback\[0\] of output 'y' to input 'pos': the live scalar 'pos' is an element",
+    ),
 }  # fmt: skip
 
 
@@ -409,6 +465,9 @@ def test_broken(name: str) -> None:
 
 def test_valid() -> None:
     verify(BASE)
+    verify(program(feedback=(Feedback(0, 0),)))
+    verify(entry("buffers", 3, data_offset=4096))
+    verify(entry("buffers", 4, share="kv"))
     verify(llama_like(2))
     verify(Program(producer=""))
 
@@ -442,7 +501,7 @@ def test_two_dispatches_in_one_route_may_share_scratch() -> None:
 
 def test_empty_outputs_need_no_writer() -> None:
     tensors = edit(BASE.tensors, 2, shape=(ZERO, EIGHT))
-    verify(program(tensors=tensors, steps=BASE.steps[:1]))
+    verify(program(tensors=tensors, steps=BASE.steps[:1], feedback=()))
 
 
 def test_device_needs_cover_what_is_verified() -> None:
@@ -458,9 +517,26 @@ def test_device_needs_cover_what_is_verified() -> None:
         ("max-compute-invocations-per-workgroup", 512),
         ("max-compute-workgroup-size-x", 512),
     )
-    with pytest.raises(InvalidProgramError, match="max-buffer-size"):
-        verify(big)
+    with pytest.raises(InvalidProgramError, match="max-compute-workgroup-size-x of 512"):
+        verify(replace(big, features=features))
     verify(replace(big, features=features, limits=limits))
+
+
+def test_a_large_buffer_of_one_route_is_that_routes_need() -> None:
+    """A weight bound whole where the device allows it, in pieces behind that."""
+    whole = Buffer(BufferKind.CONSTANT, 512 << 20, "w", "w")
+    big = BASE.steps[1].routes[1]
+    only = replace(big.dispatches[0], bindings=(Binding(6, 0, 512), Binding(2, 0, 512)))
+
+    def program_with(limits: tuple[tuple[str, int], ...]) -> Program:
+        routes = edit(BASE.steps[1].routes, 1, dispatches=(only,), limits=limits)
+        return program(buffers=(*BASE.buffers, whole), steps=edit(BASE.steps, 1, routes=routes))
+
+    _, limits = device_needs([only], BASE.kernels, BASE.shaders, [whole])
+    assert limits == (("max-buffer-size", 512 << 20),)
+    verify(program_with(limits))
+    with pytest.raises(InvalidProgramError, match="binding 0: needs max-buffer-size"):
+        verify(program_with(big.limits))
 
 
 @pytest.mark.parametrize("index", [True, 1.0, "1", None, np.int64(1)])
