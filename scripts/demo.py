@@ -24,6 +24,7 @@ from executorch_wgpu.scripts.console import Console, duration, size
 if TYPE_CHECKING:
     from executorch_wgpu.scripts.recipes.llama import Layer
 
+#: Holds the folders of the packages, in the repository as where a wheel is installed.
 ROOT = Path(__file__).resolve().parent.parent
 
 #: S of each call: a prompt of 7 tokens, then one token at a time.
@@ -38,8 +39,9 @@ ABSOLUTE, RELATIVE = 1e-4, 1e-3
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    default=ROOT / "out",
-    help="Folder for the .pte file; default out/ in the repository.",
+    default=Path("out"),
+    show_default=True,
+    help="Folder for the .pte file.",
 )
 def main(fresh: bool, out: Path) -> None:
     """Export the first transformer layer of SmolLM2-135M with its real weights, run a prompt of 7
