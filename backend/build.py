@@ -20,6 +20,7 @@ from executorch_wgpu.serialization.dispatch_list import (
     BufferKind,
     Check,
     Dispatch,
+    Feedback,
     Input,
     Kernel,
     Output,
@@ -76,6 +77,8 @@ class _Build:
         self.b = b
         self.chain = chain
         self.data: dict[str, np.ndarray] = {}
+        #: id of a torch tensor, which its storage keeps alive, -> key in ``data``.
+        self.keys: dict[int, str] = {}
         self.buffers: list[Buffer] = []
         self.buffer_of: dict[Storage, int] = {}
         self.tensors: list[TensorEntry] = []
@@ -124,7 +127,10 @@ class _Build:
             Check(b.table.add(condition), message, tuple(b.table.add(a) for a in args))
             for condition, (message, args) in b.checks.items()
         )
-        self._limit("max-buffer-size", max((entry.size for entry in self.buffers), default=0))
+        for entry in self.buffers:
+            # These exist whatever route runs; the others where a route binds them.
+            if entry.kind in (BufferKind.OUTPUT, BufferKind.STATE):
+                self._limit("max-buffer-size", entry.size)
         program = Program(
             producer=producer(),
             symints=tuple(chain.symints),
@@ -139,6 +145,7 @@ class _Build:
             inputs=tuple(input_entries),
             outputs=tuple(output_entries),
             limits=tuple(sorted(self.limits.items())),
+            feedback=tuple(Feedback(output, input) for output, input in chain.feedback),
         )
         return program, self.data
 
@@ -163,19 +170,32 @@ class _Build:
         """Index of the storage's buffer. Constants and states are described by a tensor too, for
         those who read the list or the state."""
         if storage not in self.buffer_of:
-            key = ""
-            if storage.data is not None:
-                content = storage_bytes(storage.data)
-                digest = hashlib.blake2b(content.data, digest_size=16).hexdigest()
-                key = f"wgpu/{digest}"
-                self.data[key] = content
+            key = "" if storage.data is None else self._data_key(storage.data)
             self.buffer_of[storage] = len(self.buffers)
-            self.buffers.append(Buffer(storage.kind, storage.size_bytes, storage.name, key))
+            self.buffers.append(
+                Buffer(
+                    storage.kind,
+                    storage.size_bytes,
+                    storage.name,
+                    key,
+                    share=storage.share,
+                    data_offset=storage.data_offset,
+                )
+            )
             if storage.layout is not None:
                 dtype, shape = storage.layout
                 whole = Tensor(dtype, shape, contiguous_strides(shape), 0, storage)
                 self._tensor(whole, self.buffer_of[storage])
         return self.buffer_of[storage]
+
+    def _data_key(self, data: Any) -> str:
+        """The key of ``data`` (a torch tensor) in the named data, where its bytes are put."""
+        if id(data) not in self.keys:
+            content = storage_bytes(data)
+            digest = hashlib.blake2b(content.data, digest_size=16).hexdigest()
+            self.keys[id(data)] = f"wgpu/{digest}"
+            self.data[self.keys[id(data)]] = content
+        return self.keys[id(data)]
 
     def _step(self, routes: Sequence[RouteSpec]) -> Step:
         return Step(tuple(self._route(route, route is routes[-1]) for route in routes))
@@ -183,7 +203,7 @@ class _Build:
     def _route(self, route: RouteSpec, last: bool) -> Route:
         limits = dict(route.limits)
         for dispatch in route.dispatches:
-            for name, needed in _needs(dispatch).items():
+            for name, needed in self._needs(dispatch).items():
                 if needed > DEFAULT_LIMITS[name]:
                     limits[name] = max(needed, limits.get(name, 0))
         if last:
@@ -228,15 +248,16 @@ class _Build:
             debug_handle=spec.origin.debug_handle,
         )
 
-
-def _needs(dispatch: DispatchSpec) -> dict[str, int]:
-    x, y, z = dispatch.workgroup
-    return {
-        "max-storage-buffers-per-shader-stage": len(dispatch.bindings),
-        "max-storage-buffer-binding-size": max(size for _, _, size in dispatch.bindings),
-        "max-compute-workgroup-storage-size": dispatch.workgroup_bytes,
-        "max-compute-invocations-per-workgroup": x * y * z,
-        "max-compute-workgroup-size-x": x,
-        "max-compute-workgroup-size-y": y,
-        "max-compute-workgroup-size-z": z,
-    }
+    def _needs(self, dispatch: DispatchSpec) -> dict[str, int]:
+        x, y, z = dispatch.workgroup
+        buffers = [self.buffers[self._buffer(storage)] for storage, _, _ in dispatch.bindings]
+        return {
+            "max-storage-buffers-per-shader-stage": len(dispatch.bindings),
+            "max-storage-buffer-binding-size": max(size for _, _, size in dispatch.bindings),
+            "max-buffer-size": max(entry.size for entry in buffers),
+            "max-compute-workgroup-storage-size": dispatch.workgroup_bytes,
+            "max-compute-invocations-per-workgroup": x * y * z,
+            "max-compute-workgroup-size-x": x,
+            "max-compute-workgroup-size-y": y,
+            "max-compute-workgroup-size-z": z,
+        }

@@ -42,7 +42,7 @@ class _ChainLowering:
         chain, b = self.chain, self.builder
         inputs = [self._input(item) for item in chain.inputs]
         for value, name in chain.states.items():
-            self.tensors[value] = _state_tensor(value, name)
+            self.tensors[value] = _state_tensor(value, name, chain.share_state)
         for position, call in enumerate(chain.calls):
             with b.at(call.origin):
                 self._call(position, call)
@@ -163,11 +163,11 @@ def _last_uses(chain: OpChain) -> dict[Value, int]:
     return last
 
 
-def _state_tensor(value: Value, name: str) -> Tensor:
+def _state_tensor(value: Value, name: str, share: str) -> Tensor:
     initial = value.constant
     # Caches start as zeros nearly always; those need no bytes in the file.
     data = None if initial is None or not bool((initial != 0).any()) else initial.contiguous()
     shape = tuple(int(size) for size in value.shape)
     size = dtype_bytes(shape, value.dtype)
-    storage = Storage(BufferKind.STATE, size, name, data, (value.dtype, shape))
+    storage = Storage(BufferKind.STATE, size, name, data, (value.dtype, shape), share=share)
     return Tensor(value.dtype, value.shape, contiguous_strides(value.shape), 0, storage)

@@ -103,7 +103,9 @@ class OpChain:
 
     ``states``: initial version of each owned state -> its fully qualified name; the initial
     content is the Value's ``constant``. ``results``: initial version -> last version.
-    ``outputs``: tensors, live ints, and plain ints, in order.
+    ``outputs``: tensors, live ints, and plain ints, in order. ``feedback``: (output, input) pairs
+    that may stay on the GPU, see ``dispatch_list.Feedback``. ``share_state``: the group in which
+    the states are shared with the program's other methods, "" for states of its own.
     """
 
     calls: list[OpCall]
@@ -113,3 +115,5 @@ class OpChain:
     states: dict[Value, str] = field(default_factory=dict)
     results: dict[Value, Value] = field(default_factory=dict)
     checks: list[ChainCheck] = field(default_factory=list)
+    feedback: list[tuple[int, int]] = field(default_factory=list)
+    share_state: str = ""

@@ -19,10 +19,12 @@ class Storage:
     ``size_bytes`` is the size at the upper bound, rounded up to whole words. ``data`` is the
     content of a constant or the initial content of a state (a contiguous torch tensor on the
     CPU), None for zeros or for kinds that have none. ``layout``: dtype and shape of a constant
-    or state, which has one of its own.
+    or state, which has one of its own. ``share``: the group in which other methods share a state
+    of this name. ``data_offset``: bytes of ``data`` before the storage's content (a multiple of
+    4), where it is a piece of it: storages over one ``data`` object share its bytes in the file.
     """
 
-    __slots__ = ("data", "kind", "layout", "name", "size_bytes")
+    __slots__ = ("data", "data_offset", "kind", "layout", "name", "share", "size_bytes")
 
     def __init__(
         self,
@@ -31,12 +33,17 @@ class Storage:
         name: str,
         data: Any = None,
         layout: tuple[DType, tuple[int, ...]] | None = None,
+        *,
+        share: str = "",
+        data_offset: int = 0,
     ) -> None:
         self.kind = kind
         self.layout = layout
         self.size_bytes = max(4, (size_bytes + 3) // 4 * 4)
         self.name = name
         self.data = data
+        self.share = share
+        self.data_offset = data_offset
 
     def __repr__(self) -> str:
         return f"Storage({self.kind.name}, {self.size_bytes} B, {self.name!r})"
