@@ -127,10 +127,11 @@ def emit_attention(b: Builder, problem: Problem) -> Tensor:
     out = b.empty(query.shape, DType.F32, "attention")
     positions = query.shape[1]
     routes: list[RouteSpec] = []
-    tile = min(problem.group, _max_tile_rows(problem.units))
+    most = _max_tile_rows(problem.units)
+    even = -(-problem.group // -(-problem.group // most))  # 9 rows as 5 + 4 rather than 8 + 1
     for name, rows, guard in (
-        ("decode", tile, equal(positions, 1)),
-        ("short", _max_tile_rows(problem.units), less_equal(positions, SHORT_ROWS)),
+        ("decode", even, equal(positions, 1)),
+        ("short", most, less_equal(positions, SHORT_ROWS)),
         ("prefill", 0, 1),
     ):
         if not isinstance(guard, Sym) and not guard:
@@ -151,9 +152,7 @@ def emit_attention(b: Builder, problem: Problem) -> Tensor:
 # -- interface of the templates -----------------------------------------------------------------
 
 
-def _load(
-    problem: Problem, params: dict[str, Number], name: str, tensor: Tensor
-) -> tuple[Bind, dict[str, Any]]:
+def _load(params: dict[str, Number], name: str, tensor: Tensor) -> tuple[Bind, dict[str, Any]]:
     """Declare how rows of ``tensor`` [B, N, H, D] are addressed: parameters ``<name>_AT``, ``_B``,
     ``_N``, ``_H`` in units of the bound element, vec4 where the layout allows that."""
     unit = 4 if _vector(tensor) else 1
@@ -195,7 +194,7 @@ def _operands(
     }
     reads: dict[str, Bind] = {}
     for name, tensor in (("Q", problem.query), ("K", problem.key), ("V", problem.value)):
-        reads[name.lower()], more = _load(problem, params, name, tensor)
+        reads[name.lower()], more = _load(params, name, tensor)
         consts |= more
     if problem.causal:
         params["START"] = problem.start
@@ -215,20 +214,24 @@ def _output(out: Tensor, dim: int) -> tuple[Bind, dict[str, Any]]:
 # -- splitting the context ----------------------------------------------------------------------
 
 
+def _split_pool(units: int, rows: int) -> int:
+    """vec4 of workgroup memory that serve the split kernel first for shares of dot products, then
+    to add up the groups."""
+    shares = LANES * (DECODE_TILE * -(-rows // 4) + 2)
+    return max(shares, _merge_pool(units, DECODE_THREADS) * rows)
+
+
 def _split_bytes(units: int, rows: int) -> int:
     """Workgroup memory of the split kernel with ``rows`` rows a tile."""
-    quads = -(-rows // 4)
-    pool = max(LANES * (DECODE_TILE * quads + 2), _pool_of_merge(units, DECODE_THREADS) * rows)
-    vectors = rows * units + pool
+    vectors = rows * units + _split_pool(units, rows)
     scalars = rows * (DECODE_TILE + SOFTMAX_LANES + 1)
     return 16 * vectors + 4 * scalars
 
 
-def _pool_of_merge(units: int, threads: int) -> int:
+def _merge_pool(units: int, threads: int) -> int:
     """vec4 a row needs in workgroup memory to add up the groups of ``threads``: the upper half of
     them writes, the lower half adds."""
-    groups = _groups(units, threads)
-    return groups // 2 * units
+    return _groups(units, threads) // 2 * units
 
 
 def _groups(units: int, threads: int) -> int:
@@ -281,10 +284,7 @@ def _split(
             "MERGE": [groups >> i for i in range(1, groups.bit_length())],
             "UNROLL": UNROLL,
             "UNROLL_VALUES": UNROLL_VALUES,
-            "POOL": max(
-                LANES * (DECODE_TILE * -(-tile // 4) + 2),
-                _pool_of_merge(units, DECODE_THREADS) * tile,
-            ),
+            "POOL": _split_pool(units, tile),
         },
         grid=(splits, row_tiles * heads, batch),
         workgroup=(DECODE_THREADS,),
@@ -292,7 +292,7 @@ def _split(
     )
     bind, more = _output(out, problem.dim)
     groups = _groups(units, REDUCE_THREADS)
-    pool = max(1, _pool_of_merge(units, REDUCE_THREADS))
+    pool = max(1, _merge_pool(units, REDUCE_THREADS))
     merge = b.dispatch(
         "attention/decode_reduce.wgsl",
         "sdpa_decode_reduce",

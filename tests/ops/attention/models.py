@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import Chain
 
 from executorch_wgpu.backend.lowering import LoweredProgram
 from executorch_wgpu.ops.symbolic import Scalar
 from executorch_wgpu.runtime.graph import WebGPUGraph
 from executorch_wgpu.serialization.dispatch_list import DType
+
+from harness import Chain
 
 
 def reference(

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import Chain, assert_close
 from models import arguments, eager_sdpa, graph_of, labels, random, reference
 
 from executorch_wgpu.runtime.errors import InvalidInputError
 from executorch_wgpu.serialization.dispatch_list import DType
+
+from harness import Chain, assert_close
 
 #: New tokens of successive calls: a prompt, some tokens, a second prompt, more tokens.
 CALLS = (111, 1, 1, 1, 57, 1, 1)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import tint
 import torch
-from harness import Chain
 from models import arguments, sdpa_chain
 
 from executorch_wgpu.ops import registry
 from executorch_wgpu.ops.call import OpCall, Value
 from executorch_wgpu.ops.symbolic import Scalar, symbol
 from executorch_wgpu.serialization.dispatch_list import DType
+
+import tint
+from harness import Chain
 
 F32, F16 = DType.F32, DType.F16
 S = symbol(0, "S", 1, 64)
