@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .boundary import FED_BACK
 from .errors import (
     DeviceLostError,
     InvalidInputError,
@@ -13,9 +14,11 @@ from .errors import (
     WgpuDelegateError,
 )
 from .metadata import Dim, IntInfo, MethodMetadata, TensorInfo
-from .program import Method, Program, Runtime, State
+from .program import Method, PendingCall, Program, Runtime
+from .states import Snapshot, State
 
 __all__ = [
+    "FED_BACK",
     "DeviceLostError",
     "Dim",
     "IntInfo",
@@ -25,9 +28,11 @@ __all__ = [
     "MethodMetadata",
     "NotDelegatedError",
     "OutOfDeviceMemoryError",
+    "PendingCall",
     "ProfilingError",
     "Program",
     "Runtime",
+    "Snapshot",
     "State",
     "TensorInfo",
     "UnsupportedDeviceError",

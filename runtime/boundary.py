@@ -23,6 +23,17 @@ from .errors import InvalidInputError
 
 Array = NDArray[Any]
 
+
+class _FedBack:
+    """The type of :data:`FED_BACK`."""
+
+    def __repr__(self) -> str:
+        return "FED_BACK"
+
+
+#: In place of an input: the last step's output, which the program feeds back to it on the GPU.
+FED_BACK = _FedBack()
+
 _I32_MIN, _I32_MAX = -(2**31), 2**31 - 1
 
 _NUMPY: dict[DType, np.dtype[Any]] = {

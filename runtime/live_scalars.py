@@ -8,7 +8,7 @@ GPU object, so a refused call changes no state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from executorch_wgpu.serialization.dispatch_list import (
@@ -72,11 +72,19 @@ class Admission:
         needed = [index for check in program.checks for index in (check.expr, *check.args)]
         self._checks = Evaluator(program.exprs, needed) if needed else None
 
-    def __call__(self, inputs: Sequence[object]) -> Admitted:
+    def where(self, index: int) -> str:
+        """How messages name input ``index``."""
+        return self._where[index]
+
+    def __call__(
+        self, inputs: Sequence[object], fed: Mapping[int, tuple[int, ...]] | None = None
+    ) -> Admitted:
         """Admits one call.
 
         Args:
             inputs: one value per program input, see :mod:`.boundary`.
+            fed: input -> shape, of those that are on the GPU already. Their values are not looked
+                at; the verifier holds that no live scalar is read from an element of them.
 
         Raises:
             InvalidInputError: with the label, the argument, what was expected and what came.
@@ -88,40 +96,51 @@ class Admission:
                 f"{self._label}: expected {len(specs)} inputs ({names}), got {len(inputs)}"
             )
         arrays: dict[int, Array] = {}
+        shapes: dict[int, tuple[int, ...]] = dict(fed or {})
         for i, tensor, _ in self._tensors:
-            array = arrays[i] = boundary.as_array(inputs[i], tensor.dtype, self._where[i])
-            if array.ndim != len(tensor.shape):
+            if i not in shapes:
+                arrays[i] = boundary.as_array(inputs[i], tensor.dtype, self._where[i])
+                shapes[i] = arrays[i].shape
+            if len(shapes[i]) != len(tensor.shape):
                 raise InvalidInputError(
-                    f"{self._where[i]}: expected {len(tensor.shape)} dimensions, got {array.ndim} "
-                    f"(shape {array.shape})"
+                    f"{self._where[i]}: expected {len(tensor.shape)} dimensions, got "
+                    f"{len(shapes[i])} (shape {shapes[i]})"
                 )
         ints = {
             i: boundary.as_int(inputs[i], self._where[i])
             for i, spec in enumerate(specs)
             if spec.kind is ValueKind.INT
         }
-        symbols = tuple([self._read(symint, arrays, ints) for symint in self._program.symints])
+        symbols = tuple(
+            [self._read(symint, arrays, shapes, ints) for symint in self._program.symints]
+        )
         expected = self._evaluate(self._shapes, symbols)
         for i, _, at in self._tensors:
-            if arrays[i].shape != tuple(expected[at]):
+            if shapes[i] != tuple(expected[at]):
                 raise InvalidInputError(
-                    f"{self._where[i]}: expected shape {tuple(expected[at])}, got {arrays[i].shape}"
+                    f"{self._where[i]}: expected shape {tuple(expected[at])}, got {shapes[i]}"
                 )
         self._run_checks(symbols)
         uploads = [
             (tensor.buffer, boundary.to_storage(arrays[i], tensor.dtype, self._where[i]))
             for i, tensor, _ in self._tensors
-            if tensor.buffer != NONE and arrays[i].size
+            if i in arrays and tensor.buffer != NONE and arrays[i].size
         ]
         return Admitted(symbols, uploads, any(boundary.is_torch(value) for value in inputs))
 
-    def _read(self, symint: SymInt, arrays: dict[int, Array], ints: dict[int, int]) -> int:
+    def _read(
+        self,
+        symint: SymInt,
+        arrays: Mapping[int, Array],
+        shapes: Mapping[int, tuple[int, ...]],
+        ints: Mapping[int, int],
+    ) -> int:
         where = self._where[symint.input]
         if symint.source is SymSource.INT_ARG:
             what, value = "value", ints[symint.input]
         elif symint.source is SymSource.INPUT_DIM:
             what = f"size of dimension {symint.index}"
-            value = arrays[symint.input].shape[symint.index]
+            value = shapes[symint.input][symint.index]
         else:
             what, array = f"element [{symint.index}]", arrays[symint.input]
             if not -array.size <= symint.index < array.size:

@@ -1,4 +1,4 @@
-"""GPU buffers of a program: allocation, constants and their sharing, states.
+"""GPU buffers of a program: allocation, upload, constants and their sharing.
 
 Constants go from the file's mapping to the device in pieces, and the queue is drained between
 them, so that the host holds a few tens of MB beside a model of any size. Graphs on one device that
@@ -14,12 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from executorch_wgpu.serialization.dispatch_list import Buffer, BufferKind, DType, Program
-from executorch_wgpu.serialization.expressions import EvaluationError, Evaluator
+from executorch_wgpu.serialization.dispatch_list import Buffer, BufferKind, Program
 
-from . import boundary
-from .boundary import Array
-from .errors import InvalidInputError, InvalidProgramError, gpu_errors
+from .errors import InvalidProgramError, gpu_errors
+from .states import StateSpace, view_of
 from .submission import Submitter
 
 #: key -> bytes-like (a memoryview of the mapped file), as a mapping or a callable.
@@ -53,11 +51,17 @@ class Buffers:
         used: indices of the buffers that are bound or read back; the others are not allocated.
         named_data: where constants and initial states come from.
         identity: equal for graphs whose ``named_data`` is the same file; None shares nothing.
+        space: where states with a group are shared.
         label: opens error messages, and names the buffers.
+
+    Attributes:
+        created: indices of the states that are new, not another graph's.
+        identity: the one passed in, or one that nothing else has.
 
     Raises:
         OutOfDeviceMemoryError: with the size and name of the buffer.
-        InvalidProgramError: named data is missing or has another size.
+        InvalidProgramError: named data is missing or has another size, or a shared state differs
+            from that of another method.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Buffers:
         used: Collection[int],
         named_data: NamedData | None,
         identity: Hashable | None,
+        space: StateSpace,
         label: str,
     ) -> None:
         self._device, self._submitter, self._program = device, submitter, program
@@ -75,16 +80,19 @@ class Buffers:
         self._named_data: NamedData = {} if named_data is None else named_data
         self._pending = 0
         # Graphs with no file identity still share a constant that two of their buffers name.
-        self._identity: Hashable = identity if identity is not None else object()
+        self.identity: Hashable = identity if identity is not None else object()
+        #: key -> bytes from its start to where the buffer that reaches furthest ends.
+        self._ends: dict[str, int] = {}
+        for spec in program.buffers:
+            end = spec.data_offset + spec.size
+            self._ends[spec.data_key] = max(end, self._ends.get(spec.data_key, 0))
+        self._space = space
+        self._shared: list[Any] = []
+        self.created: set[int] = set()
         self._handles: list[Any] = [
-            self._create(spec) if index in used or spec.kind is BufferKind.STATE else None
+            self._create(index, spec) if index in used or spec.kind is BufferKind.STATE else None
             for index, spec in enumerate(program.buffers)
         ]
-        self._states = {
-            spec.name: index
-            for index, spec in enumerate(program.buffers)
-            if spec.kind is BufferKind.STATE
-        }
         self._submitter.flush()
 
     def __getitem__(self, index: int) -> Any:
@@ -93,21 +101,37 @@ class Buffers:
 
     # -- load ---------------------------------------------------------------------------------
 
-    def _create(self, spec: Buffer) -> Any:
+    def _create(self, index: int, spec: Buffer) -> Any:
+        if spec.kind is BufferKind.STATE:
+            return self._create_state(index, spec)
         if spec.kind is not BufferKind.CONSTANT:
-            handle = self._allocate(spec)
-            if spec.kind is BufferKind.STATE and spec.data_key:
-                self._upload(handle, spec)
-            return handle
+            return self._allocate(spec)
         lock, cache = _constants_of(self._device)
-        key = (self._identity, spec.data_key, spec.size)
+        key = (self.identity, spec.data_key, spec.data_offset, spec.size)
         with lock:
             handle = cache.get(key)
             if handle is None:
                 handle = self._allocate(spec)
-                self._upload(handle, spec)
+                self.upload(handle, spec)
                 cache[key] = handle
         return handle
+
+    def _create_state(self, index: int, spec: Buffer) -> Any:
+        def create() -> Any:
+            handle = self._allocate(spec)
+            if spec.data_key:
+                self.upload(handle, spec)
+            return handle
+
+        if not spec.share:
+            self.created.add(index)
+            return create()
+        view = view_of(self._program, index)
+        shared, new = self._space.obtain(spec, view, create, self._label)
+        self._shared.append(shared)
+        if new:
+            self.created.add(index)
+        return shared.handle
 
     def _allocate(self, spec: Buffer) -> Any:
         doing = f"allocating {spec.size} bytes for {spec.kind.name.lower()} '{spec.name}'"
@@ -119,9 +143,9 @@ class Buffers:
             )
 
     def _data(self, spec: Buffer) -> memoryview:
-        """The named data of ``spec``, as bytes.
+        """The content of ``spec`` in the named data, as bytes.
 
-        Raises InvalidProgramError when it is missing or does not fit the buffer.
+        Raises InvalidProgramError when it is missing or does not fit the buffers that name it.
         """
         source = self._named_data
         try:
@@ -137,14 +161,16 @@ class Buffers:
         if not data.c_contiguous:
             raise InvalidProgramError(f"{self._label}: data '{spec.data_key}' is not contiguous")
         data = data.cast("B") if data.nbytes else memoryview(b"")
-        if not spec.size - 3 <= len(data) <= spec.size:
+        end = self._ends[spec.data_key]
+        if not end - 3 <= len(data) <= end:
             raise InvalidProgramError(
                 f"{self._label}: data '{spec.data_key}' of '{spec.name}' has {len(data)} bytes, "
-                f"expected {spec.size}, or up to 3 less"
+                f"expected {end}, or up to 3 less"
             )
-        return data
+        return data[spec.data_offset : spec.data_offset + spec.size]
 
-    def _upload(self, handle: Any, spec: Buffer) -> None:
+    def upload(self, handle: Any, spec: Buffer) -> None:
+        """Writes the content of ``spec`` in the named data."""
         data = self._data(spec)
         with gpu_errors(self._label, f"uploading '{spec.name}' ({len(data)} bytes)"):
             self.write(handle, data)
@@ -166,108 +192,20 @@ class Buffers:
 
     # -- between steps ------------------------------------------------------------------------
 
-    def poison(self) -> None:
-        """Fills what a step may not rely on (inputs, scratch, outputs) with 0xFF bytes: NaN in
-        every float type, -1 as an integer. A debugging aid, see ``EXECUTORCH_WGPU_POISON``."""
-        for handle, spec in zip(self._handles, self._program.buffers, strict=True):
+    def poison(self, keep: Collection[int] = ()) -> None:
+        """Fills what a step may not rely on (inputs, scratch, outputs), but for the buffers in
+        ``keep``, with 0xFF bytes: NaN in every float type, -1 as an integer. A debugging aid, see
+        ``EXECUTORCH_WGPU_POISON``."""
+        for index, spec in enumerate(self._program.buffers):
+            handle = self._handles[index]
             volatile = (BufferKind.INPUT, BufferKind.SCRATCH, BufferKind.OUTPUT)
-            if handle is not None and spec.kind in volatile:
+            if handle is not None and spec.kind in volatile and index not in keep:
                 self.write(handle, np.full(spec.size, 0xFF, np.uint8).data)
 
-    # -- states -------------------------------------------------------------------------------
-
-    def state_names(self) -> list[str]:
-        """Fully qualified names of the states, in the program's order."""
-        return list(self._states)
-
-    def reset(self, name: str | None = None) -> None:
-        """Gives one state, or all, its initial value back.
-
-        Raises:
-            InvalidInputError: there is no state of that name.
-        """
-        for index in self._states.values() if name is None else [self._state(name)]:
-            spec, handle = self._program.buffers[index], self._handles[index]
-            if spec.data_key:
-                self._upload(handle, spec)
-            else:
-                with gpu_errors(self._label, f"resetting '{spec.name}'"):
-                    encoder = self._device.create_command_encoder(label=f"{self._label}: reset")
-                    encoder.clear_buffer(handle, 0, spec.size)
-                    self._submitter.submit(encoder.finish())
-
-    def read_state(self, name: str) -> Array:
-        """A copy of a state, with the shape and dtype of the largest tensor of fixed shape that
-        views it whole from its start; as uint32 words where there is none.
-
-        Raises:
-            InvalidInputError: there is no state of that name.
-        """
-        index = self._state(name)
-        dtype, shape = self._view(index)
-        size = self._program.buffers[index].size
-        label = f"{self._label}: reading state '{name}'"
-        with gpu_errors(self._label, f"reading state '{name}'"):
-            staging = self._submitter.staging(size, label)
-            encoder = self._device.create_command_encoder(label=label)
-            encoder.copy_buffer_to_buffer(self._handles[index], 0, staging.buffer, 0, size)
-            token = self._submitter.submit(encoder.finish())
-            with staging.mapped(token, size) as data:
-                if dtype is None:
-                    return np.frombuffer(data, np.uint32).copy()
-                return boundary.from_storage(data, shape, dtype)
-
-    def write_state(self, name: str, value: object) -> None:
-        """Overwrites a state.
-
-        Args:
-            name: see :meth:`state_names`.
-            value: numpy array or torch tensor of the dtype and shape of :meth:`read_state`.
-
-        Raises:
-            InvalidInputError: no such state, or another dtype or shape.
-        """
-        index = self._state(name)
-        dtype, shape = self._view(index)
-        where = f"{self._label}: state '{name}'"
-        if dtype is None:
-            array: Array = np.ascontiguousarray(value)
-            if array.dtype != np.uint32:
-                raise InvalidInputError(f"{where}: expected dtype uint32, got {array.dtype.name}")
-        else:
-            array = boundary.as_array(value, dtype, where)
-        if array.shape != shape:
-            raise InvalidInputError(f"{where}: expected shape {shape}, got {array.shape}")
-        flat = array.reshape(-1) if dtype is None else boundary.to_storage(array, dtype, where)
-        with gpu_errors(self._label, f"writing state '{name}'"):
-            self.write(self._handles[index], flat.data.cast("B"))
-
-    def _state(self, name: str) -> int:
-        index = self._states.get(name)
-        if index is None:
-            raise InvalidInputError(
-                f"{self._label}: no state '{name}'; there are: {', '.join(self._states) or 'none'}"
-            )
-        return index
-
-    def _view(self, index: int) -> tuple[DType | None, tuple[int, ...]]:
-        """How to show a state: a tensor of constant shape, contiguous from the buffer's start."""
-        program = self._program
-        size = program.buffers[index].size
-        for tensor in program.tensors:
-            if tensor.buffer != index:
-                continue
-            needed = [*tensor.shape, *tensor.strides, tensor.offset]
-            try:
-                # Constants evaluate without live scalars; anything else asks for one.
-                values = Evaluator(program.exprs, needed)(())
-            except (EvaluationError, IndexError):
-                continue
-            rank = len(tensor.shape)
-            shape, strides, offset = tuple(values[:rank]), values[rank : 2 * rank], values[-1]
-            count = int(np.prod(shape, dtype=np.int64))
-            expected = [int(np.prod(shape[i + 1 :], dtype=np.int64)) for i in range(rank)]
-            contiguous = offset == 0 and strides == expected
-            if contiguous and boundary.storage_bytes(count, tensor.dtype) == size:
-                return tensor.dtype, shape
-        return None, (size // 4,)
+    def allocated(self) -> dict[int, int]:
+        """Identity of each buffer object -> its bytes; graphs that share one name the same."""
+        return {
+            id(handle): spec.size
+            for handle, spec in zip(self._handles, self._program.buffers, strict=True)
+            if handle is not None
+        }

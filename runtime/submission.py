@@ -36,9 +36,14 @@ class Submitter:
         self._fence: Any = None
 
     def submit(self, command_buffer: Any) -> int:
-        """Submits one command buffer; returns a token for :meth:`Staging.mapped`."""
+        """Submits one command buffer; returns a token for :meth:`Staging.mapped` and
+        :meth:`wait`."""
         self._device.queue.submit([command_buffer])
         return 0
+
+    def wait(self, token: int) -> None:
+        """Waits until the submission of ``token`` is done."""
+        self.flush()
 
     def flush(self) -> None:
         """Hands over pending ``write_buffer`` data and waits until the queue is idle."""
@@ -57,10 +62,15 @@ class Submitter:
 
 
 class Staging:
-    """A mappable buffer that results are copied into, kept between steps (plain API)."""
+    """A mappable buffer that results are copied into, kept between steps (plain API).
+
+    ``idle``: False while it is mapped or being mapped, and when an interrupt has left that open:
+    submitting such a buffer would abort the process.
+    """
 
     def __init__(self, device: Any, size: int, label: str) -> None:
         self.size = size
+        self.idle = True
         self.buffer = device.create_buffer(label=label, size=size, usage=_MAP_READ | _COPY_DST)
 
     @contextmanager
@@ -68,11 +78,13 @@ class Staging:
         """The first ``size`` bytes once the submission of ``token`` is done. The view dies with
         the block: copy what is to stay."""
         del token
+        self.idle = False
         self.buffer.map_sync("READ", 0, size)
         try:
             yield memoryview(self.buffer.read_mapped(0, size, copy=False)).cast("B")
         finally:
             self.buffer.unmap()
+            self.idle = True
 
 
 class NativeSubmitter(Submitter):
@@ -86,6 +98,10 @@ class NativeSubmitter(Submitter):
     def submit(self, command_buffer: Any) -> int:
         handles = self._ffi.new("WGPUCommandBuffer[1]", [command_buffer._internal])
         return int(self._lib.wgpuQueueSubmitForIndex(self._device.queue._internal, 1, handles))
+
+    def wait(self, token: int) -> None:
+        index = self._ffi.new("WGPUSubmissionIndex *", token)
+        self._lib.wgpuDevicePoll(self._device._internal, 1, index)
 
     def flush(self) -> None:
         self._device.queue.submit([])
@@ -102,9 +118,17 @@ class NativeStaging(Staging):
         super().__init__(device, size, label)
         self._device, self._ffi, self._lib = device, ffi, lib
         # A callback outlives the call it was made for, so it may not hold this object.
-        state = self._state = {"status": 0, "message": ""}
+        state: dict[str, Any] = {"status": 0, "message": "", "interrupt": None}
+        self._state = state
 
-        @ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")  # type: ignore[untyped-decorator,unused-ignore]
+        def on_error(_kind: Any, error: BaseException, _trace: Any) -> None:
+            # Ctrl-C during the wait strikes at the first line of Python, which is the callback's;
+            # cffi would print the KeyboardInterrupt and go on.
+            state["interrupt"] = error
+
+        @ffi.callback(  # type: ignore[untyped-decorator,unused-ignore]
+            "void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)", onerror=on_error
+        )
         def on_map(status: int, message: Any, _user1: Any, _user2: Any) -> None:
             if message.data != ffi.NULL and message.length < 1 << 20:
                 state["message"] = ffi.unpack(message.data, message.length).decode(
@@ -121,13 +145,16 @@ class NativeStaging(Staging):
     @contextmanager
     def mapped(self, token: int, size: int) -> Iterator[memoryview]:
         lib, state, handle = self._lib, self._state, self.buffer._internal
-        state["status"], state["message"] = 0, ""
+        state["status"], state["message"], state["interrupt"] = 0, "", None
         self._index[0] = token
+        self.idle = False
         lib.wgpuBufferMapAsync(handle, lib.WGPUMapMode_Read, 0, size, self._info[0])
         try:
             lib.wgpuDevicePoll(self._device._internal, 1, self._index)
             if not state["status"]:
                 self._await_callback()
+            if state["interrupt"] is not None:
+                raise state["interrupt"]
             if state["status"] != lib.WGPUMapAsyncStatus_Success:
                 text = state["message"] or f"map status {state['status']}"
                 cls = DeviceLostError if "lost" in str(text).lower() else WgpuDelegateError
@@ -139,11 +166,13 @@ class NativeStaging(Staging):
         finally:
             # Also cancels a map that is pending (an interrupt in the wait).
             lib.wgpuBufferUnmap(handle)
+            self.idle = True
 
     def _await_callback(self) -> None:
         """Another thread's poll may have taken the callback and be about to run it."""
         deadline = time.monotonic() + _POLL_PATIENCE_S
-        while not self._state["status"] and time.monotonic() < deadline:
+        state = self._state
+        while not (state["status"] or state["interrupt"]) and time.monotonic() < deadline:
             self._lib.wgpuDevicePoll(self._device._internal, 0, self._ffi.NULL)
             time.sleep(0)
 

@@ -34,8 +34,8 @@ def test_execute(dawn: Any, options: dict[str, Any]) -> None:
 def test_states_and_constants(dawn: Any) -> None:
     graph = WebGPUGraph(dawn, accumulator(initial_key="k"), {"k": bytes(32)}, poison=True)
     graph.execute([np.ones(8, np.float32), np.array([0])])
-    graph.reset_state()
-    assert graph.read_state("layers.0.state").shape == (8,)
+    graph.state.reset()
+    assert graph.state.read("layers.0.state").shape == (8,)
 
 
 def test_tint_wants_the_enable_line(dawn: Any) -> None:

@@ -249,8 +249,8 @@ def test_state_persists_and_graphs_are_independent(device: Any) -> None:
     for k in range(1, 5):
         assert one.execute([x, pos])[0].tolist() == (k * x).tolist()
     assert two.execute([x, pos])[0].tolist() == x.tolist()
-    assert one.state_names() == ["layers.0.state"]
-    assert one.read_state("layers.0.state").tolist() == (4 * x).tolist()
+    assert one.state.names == ["layers.0.state"]
+    assert one.state.read("layers.0.state").tolist() == (4 * x).tolist()
 
 
 def test_refused_calls_change_nothing(device: Any) -> None:
@@ -265,33 +265,33 @@ def test_refused_calls_change_nothing(device: Any) -> None:
         graph.execute([x, np.array([101])])
     with pytest.raises(InvalidInputError):
         graph.execute([x[:4], pos])
-    assert graph.read_state("layers.0.state").tolist() == [1.0] * 8
+    assert graph.state.read("layers.0.state").tolist() == [1.0] * 8
 
 
 def test_initial_state_write_and_reset(device: Any) -> None:
     initial = np.arange(8, dtype=np.float32)
     graph = WebGPUGraph(device, accumulator(initial_key="k"), {"k": initial.tobytes()})
     graph.execute([np.ones(8, np.float32), np.array([0])])
-    assert graph.read_state("layers.0.state").tolist() == (initial + 1).tolist()
-    graph.write_state("layers.0.state", initial * 2)
-    assert graph.read_state("layers.0.state").tolist() == (initial * 2).tolist()
-    graph.reset_state()
-    assert graph.read_state("layers.0.state").tolist() == initial.tolist()
+    assert graph.state.read("layers.0.state").tolist() == (initial + 1).tolist()
+    graph.state.write("layers.0.state", initial * 2)
+    assert graph.state.read("layers.0.state").tolist() == (initial * 2).tolist()
+    graph.state.reset()
+    assert graph.state.read("layers.0.state").tolist() == initial.tolist()
     zeros = WebGPUGraph(device, accumulator())
-    zeros.write_state("layers.0.state", initial)
-    zeros.reset_state("layers.0.state")
-    assert not zeros.read_state("layers.0.state").any()
+    zeros.state.write("layers.0.state", initial)
+    zeros.state.reset("layers.0.state")
+    assert not zeros.state.read("layers.0.state").any()
 
 
 def test_unknown_state_and_wrong_state_value(device: Any) -> None:
     graph = WebGPUGraph(device, accumulator(), label="forward")
-    for call in (graph.read_state, graph.reset_state):
+    for call in (graph.state.read, graph.state.reset):
         with pytest.raises(InvalidInputError, match=r"no state 'nope'; there are: layers.0.state"):
             call("nope")
     with pytest.raises(InvalidInputError, match=r"expected shape \(8,\), got \(7,\)"):
-        graph.write_state("layers.0.state", np.zeros(7, np.float32))
+        graph.state.write("layers.0.state", np.zeros(7, np.float32))
     with pytest.raises(InvalidInputError, match="expected dtype float32, got float64"):
-        graph.write_state("layers.0.state", np.zeros(8))
+        graph.state.write("layers.0.state", np.zeros(8))
 
 
 # -- what is not created between steps, threads, loss -----------------------------------------

@@ -20,7 +20,7 @@ CALLS = (111, 1, 1, 1, 57, 1, 1)
 
 def state(graph: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """The words of a state."""
-    return np.asarray(graph.read_state(name)).view(np.uint32).reshape(shape)
+    return np.asarray(graph.state.read(name)).view(np.uint32).reshape(shape)
 
 
 def update_graph(device: Any, shape: tuple[int, ...], layout: str, most: int = 128) -> Any:
