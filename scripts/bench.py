@@ -181,22 +181,25 @@ def spread(values: list[float]) -> dict[str, float]:
 def measure_device(graph: Any, inputs: list[Any], steps: int) -> dict[str, Any] | None:
     """Times of every dispatch on the device, medians over some steps; None where the device has
     no timestamps."""
-    from executorch_wgpu.runtime.profile import total_ns
-
-    totals, durations, last = [], [], []
+    totals, durations = [], []
     for _ in range(steps + 1):
         graph.execute(inputs)
         last = graph.last_profile()
         if last is None:
             return None
-        totals.append(total_ns(last))
+        totals.append(last.span_ns)
         durations.append([record.duration_ns for record in last])
     medians = [statistics.median(column) for column in zip(*durations[1:], strict=True)]
     return {
         "steps": steps,
         "total_ns": spread(totals[1:]),
         "dispatches": [
-            {"label": record.label, "route": record.route, "grid": list(record.grid), "ns": ns}
+            {
+                "label": record.label,
+                "route": record.route,
+                "ns": ns,
+                "grid": list(record.global_workgroups),
+            }
             for record, ns in zip(last, medians, strict=True)
         ],
     }

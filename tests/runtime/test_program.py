@@ -239,7 +239,7 @@ from executorch_wgpu.runtime import Runtime
 method = Runtime.get().load_program(sys.argv[1]).load_method("forward")
 [y] = method.execute([np.ones(5, np.float32)])
 assert y.shape == (5,) and np.isfinite(y).all()
-loaded = [name for name in ("profile", "query_pool") if f"executorch_wgpu.runtime.{name}" in sys.modules]
+loaded = [name for name in ("profiling", "query_pool") if f"executorch_wgpu.runtime.{name}" in sys.modules]
 assert not loaded, loaded
 """  # noqa: E501
 
