@@ -9,17 +9,17 @@ created on the device between steps but the command encoder.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from executorch_wgpu.serialization.dispatch_list import (
     Dispatch,
-    DType,
     Program,
     Route,
     ValueKind,
@@ -27,13 +27,15 @@ from executorch_wgpu.serialization.dispatch_list import (
 from executorch_wgpu.serialization.verify import verify
 
 from . import boundary
-from .boundary import Array
+from .boundary import FED_BACK
 from .device import capabilities
-from .errors import WgpuDelegateError, gpu_errors
+from .errors import InvalidInputError, WgpuDelegateError, gpu_errors
 from .live_scalars import Admission, Admitted
 from .plan import Plan, Planner
+from .readback import Layout, Readback, StagingPool, lay_out
 from .recorder import recorder_of
 from .shaders import LIVE_BYTES, pipelines_of
+from .states import State, StateSpace
 from .storage import COPY_DST, UNIFORM, Buffers, NamedData
 from .submission import Staging, submitter_of
 
@@ -53,17 +55,6 @@ MAX_IN_FLIGHT = 3
 def env_switch(name: str) -> bool:
     """An environment variable as a switch: unset, empty and 0 are off."""
     return os.environ.get(name, "") not in ("", "0")
-
-
-@dataclass(frozen=True, slots=True)
-class _Readback:
-    """Where a tensor output of one step lies in the staging buffer: ``size`` bytes at ``start``."""
-
-    shape: tuple[int, ...]
-    dtype: DType
-    buffer: int
-    start: int
-    size: int
 
 
 class WebGPUGraph:
@@ -86,6 +77,10 @@ class WebGPUGraph:
             otherwise.
         plain_api: never call wgpu-native's C functions.
         verified: ``program`` comes from ``deserialize``, which has verified it.
+        space: where states are shared with other graphs, by group; None: with none.
+
+    Attributes:
+        state: what persists between calls.
 
     Raises:
         InvalidProgramError: the program breaks an invariant, a shader does not compile, or data
@@ -108,7 +103,16 @@ class WebGPUGraph:
         positions: Sequence[int] | None = None,
         plain_api: bool = False,
         verified: bool = False,
+        space: StateSpace | None = None,
     ) -> None:
+        self._arguments: dict[str, Any] = {
+            "profile": profile,
+            "poison": poison,
+            "debug_labels": debug_labels,
+            "positions": positions,
+            "plain_api": plain_api,
+        }
+        self._named_data = named_data
         if not verified:
             verify(program)
         self.device = device
@@ -133,17 +137,20 @@ class WebGPUGraph:
             self._planner.buffers() | {tensor.buffer for tensor in tensors},
             named_data,
             data_identity,
+            space or StateSpace(),
             self.label,
         )
+        self.state = State(device, self._submitter, program, self.label, self._buffers, self._lock)
         self._create_live_block()
         self._bind_groups: dict[Any, Any] = {}
         for dispatch in self._planner.dispatches():
             self._bind_group(dispatch)
-        self._staging_bytes = sum(-(-program.buffers[t.buffer].size // 8) * 8 for t in tensors)
-        self._stagings: list[Staging] = [self._create_staging()] if tensors else []
-        # One place a step in flight. A list, for its pop and append are atomic: a step that nobody
-        # collects gives its place back from whatever thread drops it.
-        self._places = [None] * MAX_IN_FLIGHT
+        self._stagings = StagingPool(self._submitter, self.label)
+        # A step that is collected, or dropped by its caller, is no longer in flight.
+        self._flight: weakref.WeakSet[PendingStep] = weakref.WeakSet()
+        self._sources = {pair.input: pair.output for pair in program.feedback}
+        #: Shapes of the last step's outputs; None when they are not on the GPU.
+        self._previous: Mapping[int, tuple[int, ...]] | None = None
         self._profiler: Profiler | None = None
         self._last_profile: StepProfile | None = None
         if env_switch("WEBGPU_TIMESTAMP_QUERY") if profile is None else profile:
@@ -176,11 +183,6 @@ class WebGPUGraph:
                 entries=[{"binding": 0, "resource": resource}],
             )
         self._slot = 0
-
-    def _create_staging(self) -> Staging:
-        doing = f"allocating {self._staging_bytes} bytes to read outputs back"
-        with gpu_errors(self.label, doing):
-            return self._submitter.staging(self._staging_bytes, f"{self.label}: staging")
 
     def _bind_group(self, dispatch: Dispatch) -> Any:
         accesses = self.program.kernels[dispatch.kernel].accesses
@@ -215,12 +217,14 @@ class WebGPUGraph:
 
     # -- execute ------------------------------------------------------------------------------
 
-    def execute(self, inputs: Sequence[object]) -> list[Any]:
+    def execute(self, inputs: Sequence[object], outputs: Sequence[int] | None = None) -> list[Any]:
         """Runs the program once. Thread-safe: calls on one graph take turns.
 
         Args:
             inputs: one value per input: a numpy array or torch tensor of the input's dtype and
-                shape, or an int. See :mod:`.boundary` for what is accepted.
+                shape, or an int, see :mod:`.boundary`; or ``FED_BACK`` where the program has a
+                feedback pair: the output of the last step, which has not left the GPU.
+            outputs: indices of the outputs to read back, in that order; None for all.
 
         Returns:
             One value per output: numpy arrays of their own (torch tensors when one came in), ints.
@@ -231,9 +235,9 @@ class WebGPUGraph:
             OutOfDeviceMemoryError, DeviceLostError, WgpuDelegateError: the device failed.
         """
         with self._lock:
-            return self._submit(inputs).result()
+            return self._submit(inputs, outputs).result()
 
-    def submit(self, inputs: Sequence[object]) -> PendingStep:
+    def submit(self, inputs: Sequence[object], outputs: Sequence[int] | None = None) -> PendingStep:
         """Like :meth:`execute`, but returns as soon as the work is on its way, so that the next
         step can be prepared while this one computes. At most ``MAX_IN_FLIGHT`` steps (3) may be
         uncollected.
@@ -242,7 +246,7 @@ class WebGPUGraph:
             As :meth:`execute`; WgpuDelegateError when too many steps are in flight.
         """
         with self._lock:
-            return self._submit(inputs)
+            return self._submit(inputs, outputs)
 
     def last_profile(self) -> StepProfile | None:
         """The last collected step: a sequence of its dispatches in order with their times, and more
@@ -250,8 +254,8 @@ class WebGPUGraph:
         timestamps, or nothing has run."""
         return self._last_profile
 
-    def _submit(self, inputs: Sequence[object]) -> PendingStep:
-        if not self._places:
+    def _submit(self, inputs: Sequence[object], wanted: Sequence[int] | None) -> PendingStep:
+        if len(self._flight) >= MAX_IN_FLIGHT:
             raise WgpuDelegateError(
                 f"{self.label}: {MAX_IN_FLIGHT} steps are in flight; collect the oldest with "
                 "result() first"
@@ -259,58 +263,52 @@ class WebGPUGraph:
         profiler = self._profiler
         if profiler is not None:
             profiler.begin()
-        admitted = self._admission(inputs)
+        fed = self._fed_back(inputs)
+        admitted = self._admission(inputs, fed)
         plan = self._planner.select(admitted.symbols, self._build_plan)
         values = self._planner.values(plan, admitted.symbols)
         if profiler is not None:
             profiler.mark("live scalars")
-        outputs, end = self._layout(values)
-        staging = None
-        if end:
-            staging = self._stagings.pop() if self._stagings else self._create_staging()
-        try:
-            with gpu_errors(self.label, "running a step"):
-                token = self._run(admitted, plan, values, outputs, staging)
-        except BaseException:
-            if staging is not None:
-                self._stagings.append(staging)
-            raise
-        self._places.pop()
-        pending = PendingStep(self, token, outputs, end, staging, admitted.torch)
+        layout = lay_out(self.program, values, wanted, self.label)
+        pending = PendingStep(self, layout, admitted.torch)
+        if layout.size:
+            pending.staging = self._stagings.take(layout.size)
+        self._previous = None
+        with gpu_errors(self.label, "running a step"):
+            pending.token = self._run(admitted, fed, plan, values, pending)
+        self._previous = layout.shapes
+        self._flight.add(pending)
         if profiler is not None:
             # One set of queries: the step is collected before the next may use them.
             pending.result()
         return pending
 
-    def _layout(self, values: list[int]) -> tuple[list[_Readback | int], int]:
-        """Outputs of this step: ints as they are, tensors with their place in the staging buffer;
-        and the bytes of it that are used."""
-        program = self.program
-        at, end = len(program.live), 0
-        outputs: list[_Readback | int] = []
-        for output in program.outputs:
-            if output.kind is ValueKind.INT:
-                outputs.append(values[at])
-                at += 1
+    def _fed_back(self, inputs: Sequence[object]) -> dict[int, tuple[int, ...]]:
+        """The shapes of the inputs that are outputs of the last step.
+
+        Raises InvalidInputError where the program has no such pair, or there was no last step.
+        """
+        fed: dict[int, tuple[int, ...]] = {}
+        for index, value in enumerate(inputs[: len(self.program.inputs)]):
+            if value is not FED_BACK:
                 continue
-            tensor = program.tensors[output.index]
-            shape = tuple(values[at : at + len(tensor.shape)])
-            at += len(shape)
-            count = 1
-            for extent in shape:
-                count *= extent
-            size = boundary.storage_bytes(count, tensor.dtype)
-            outputs.append(_Readback(shape, tensor.dtype, tensor.buffer, end, size))
-            end += -(-size // 8) * 8
-        return outputs, end
+            where = self._admission.where(index)
+            if index not in self._sources:
+                raise InvalidInputError(f"{where}: the program feeds no output back to it")
+            if self._previous is None:
+                raise InvalidInputError(
+                    f"{where}: there is nothing to feed back: no step has run, or the last failed"
+                )
+            fed[index] = self._previous[self._sources[index]]
+        return fed
 
     def _run(
         self,
         admitted: Admitted,
+        fed: Mapping[int, tuple[int, ...]],
         plan: Plan,
         values: list[int],
-        outputs: list[_Readback | int],
-        staging: Staging | None,
+        pending: PendingStep,
     ) -> int:
         """Records and submits; returns the submission's token.
 
@@ -320,6 +318,7 @@ class WebGPUGraph:
         queue, buffers, profiler = self.device.queue, self._buffers, self._profiler
         offset = self._slot * LIVE_BYTES
         encoder = self.device.create_command_encoder(label=self.label)
+        kept = self._record_feedback(encoder, fed)
         if profiler is None:
             compute = encoder.begin_compute_pass(label=self.label)
             self._recorder.record(compute, self._live_group, offset, plan.prepared, values)
@@ -327,8 +326,9 @@ class WebGPUGraph:
         else:
             symbols = admitted.symbols
             profiler.record(encoder, self._live_group, offset, plan, values, symbols)
-        for output in outputs:
-            if not isinstance(output, int) and output.size:
+        staging = pending.staging
+        for output in pending.layout.outputs:
+            if isinstance(output, Readback) and output.size:
                 assert staging is not None
                 encoder.copy_buffer_to_buffer(
                     buffers[output.buffer], 0, staging.buffer, output.start, output.size
@@ -342,7 +342,7 @@ class WebGPUGraph:
         if profiler is not None:
             profiler.mark("encode")
         if self._poison:
-            buffers.poison()
+            buffers.poison(kept)
         for index, data in admitted.uploads:
             if buffers[index] is not None:
                 queue.write_buffer(buffers[index], 0, data)
@@ -358,92 +358,95 @@ class WebGPUGraph:
         profiler.mark("submit")
         return token
 
+    def _record_feedback(self, encoder: Any, fed: Mapping[int, tuple[int, ...]]) -> set[int]:
+        """Copies outputs of the last step to inputs of this one; returns the buffers they are in.
+
+        A copy, not a bind group that changes hands: it takes a microsecond or two on the GPU, and
+        no kernel has to cope with an input in a buffer of another size.
+        """
+        program, buffers = self.program, self._buffers
+        kept: set[int] = set()
+        for index, shape in fed.items():
+            taken = program.tensors[program.inputs[index].index]
+            given = program.tensors[program.outputs[self._sources[index]].index]
+            kept.add(given.buffer)
+            size = boundary.storage_bytes(math.prod(shape), taken.dtype)
+            if size and buffers[taken.buffer] is not None:
+                encoder.copy_buffer_to_buffer(
+                    buffers[given.buffer], 0, buffers[taken.buffer], 0, size
+                )
+        return kept
+
     def _collect(self, pending: PendingStep) -> list[Any]:
         results: list[Any] = []
+        profiler, layout = self._profiler, pending.layout
         try:
             with gpu_errors(self.label, "reading the outputs"):
                 if pending.staging is None:
-                    results = self._unpack(pending, memoryview(b""))
+                    self._submitter.wait(pending.token)
+                    if profiler is not None:
+                        profiler.mark("wait")
+                    results = layout.unpack(memoryview(b""), pending.torch)
                 else:
-                    with pending.staging.mapped(pending.token, pending.size) as data:
-                        if self._profiler is not None:
-                            self._profiler.mark("wait")
-                        results = self._unpack(pending, data)
+                    with pending.staging.mapped(pending.token, layout.size) as data:
+                        if profiler is not None:
+                            profiler.mark("wait")
+                        results = layout.unpack(data, pending.torch)
         finally:
             self._release(pending)
-        if self._profiler is not None:
-            self._profiler.mark("readback")
+        if profiler is not None:
+            profiler.mark("readback")
             with gpu_errors(self.label, "reading the timestamps"):
-                self._last_profile = self._profiler.collect(pending.token)
-        return results
-
-    def _unpack(self, pending: PendingStep, data: memoryview) -> list[Any]:
-        results: list[Any] = []
-        for output in pending.outputs:
-            if isinstance(output, int):
-                results.append(output)
-                continue
-            part = data[output.start : output.start + output.size]
-            array = boundary.from_storage(part, output.shape, output.dtype)
-            results.append(boundary.to_caller(array, output.dtype is DType.BF16, pending.torch))
+                self._last_profile = profiler.collect(pending.token)
         return results
 
     def _release(self, pending: PendingStep) -> None:
-        if pending.staging is not None:
-            self._stagings.append(pending.staging)
-            pending.staging = None
-        self._places.append(None)
+        staging, pending.staging = pending.staging, None
+        if staging is not None:
+            self._stagings.give(staging)
+        self._flight.discard(pending)
 
-    # -- states -------------------------------------------------------------------------------
+    def fork(self, space: StateSpace | None = None) -> WebGPUGraph:
+        """Another graph of the same program with states of its own, which start as copies of what
+        these are after all submitted steps. Constants and pipelines are shared.
 
-    def state_names(self) -> list[str]:
-        """Fully qualified names of the states that persist between calls, such as KV caches."""
-        return self._buffers.state_names()
-
-    def read_state(self, name: str) -> Array:
-        """A copy of a state as a numpy array, after all submitted steps.
-
-        Raises:
-            InvalidInputError: no such state.
-        """
-        with self._lock:
-            return self._buffers.read_state(name)
-
-    def write_state(self, name: str, value: object) -> None:
-        """Overwrites a state for the steps that follow; ``value`` has the dtype and shape of
-        :meth:`read_state`.
+        Args:
+            space: where the fork's states are shared, by group; a state that is there already is
+                taken as it is.
 
         Raises:
-            InvalidInputError: no such state, or another dtype or shape.
+            OutOfDeviceMemoryError, DeviceLostError.
         """
-        with self._lock:
-            self._buffers.write_state(name, value)
+        fork = WebGPUGraph(
+            self.device,
+            self.program,
+            self._named_data,
+            self.label,
+            data_identity=self._buffers.identity,
+            verified=True,
+            space=space,
+            **self._arguments,
+        )
+        fork.state.copy_from(self.state, fork._buffers.created)
+        return fork
 
-    def reset_state(self, name: str | None = None) -> None:
-        """Gives one state, or all, its initial value back, for the steps that follow.
-
-        Raises:
-            InvalidInputError: no such state.
-        """
-        with self._lock:
-            self._buffers.reset(name)
+    def allocated(self) -> dict[int, int]:
+        """What it takes on the GPU: a key a buffer -> bytes. Graphs that share a buffer name the
+        same key, so that the union of several counts it once."""
+        return {
+            **self._buffers.allocated(),
+            id(self._live): LIVE_BYTES * RING_SLOTS,
+            id(self._stagings): self._stagings.allocated,
+        }
 
 
 class PendingStep:
     """A submitted step of a graph, from :meth:`WebGPUGraph.submit`."""
 
-    def __init__(
-        self,
-        graph: WebGPUGraph,
-        token: int,
-        outputs: list[_Readback | int],
-        size: int,
-        staging: Staging | None,
-        torch: bool,
-    ) -> None:
-        self._graph = graph
-        self.token, self.outputs, self.size = token, outputs, size
-        self.staging, self.torch = staging, torch
+    def __init__(self, graph: WebGPUGraph, layout: Layout, torch: bool) -> None:
+        self._graph, self.layout, self.torch = graph, layout, torch
+        self.token = 0
+        self.staging: Staging | None = None
         self._results: list[Any] | None = None
         self._taken = False
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +28,9 @@ from executorch_wgpu.serialization.reader import deserialize
 from . import boundary
 from .device import resolve_device
 from .errors import InvalidInputError, NotDelegatedError
-from .graph import WebGPUGraph
+from .graph import PendingStep, WebGPUGraph
 from .metadata import MethodMetadata, ValueInfo, buffer_bytes, describe_file_value, describe_values
+from .states import State, StateSpace
 
 if TYPE_CHECKING:
     from .profiling.records import StepProfile
@@ -93,6 +94,7 @@ class Program:
         self._device = device
         self._profile = profile
         self._lists: dict[str, DispatchList] = {}
+        self._space = StateSpace()
         self._lock = threading.Lock()
 
     @property
@@ -120,17 +122,22 @@ class Program:
 
     def load_method(self, name: str) -> Method:
         """Makes a method ready: compiles its kernels and uploads its weights (those that another
-        method of this file has uploaded to the same device are shared). Each call gives a method
-        with states of its own.
+        method of this file has uploaded to the same device are shared).
+
+        Each call gives a method with states of its own, but for those that were exported with a
+        group: these are one with the states of the same group and name of every method that this
+        program has loaded, until the last of those methods is dropped. (:meth:`Method.fork` makes
+        copies.)
 
         Raises:
             InvalidInputError: there is no method of that name.
             NotDelegatedError: CPU operators or other backends take part in it.
-            InvalidProgramError, UnsupportedDeviceError, OutOfDeviceMemoryError.
+            InvalidProgramError: also where a shared state is another than the one loaded.
+            UnsupportedDeviceError, OutOfDeviceMemoryError.
         """
         method = self._method(name)
         if method.is_metadata:
-            return Method(self, method, None, None, self.metadata(name))
+            return Method(method, None, None, self.metadata(name), self._space)
         program = self._dispatch_list(method)
         wiring = method.wiring(len(program.inputs), len(program.outputs))
         graph = WebGPUGraph(
@@ -142,8 +149,10 @@ class Program:
             profile=self._profile,
             positions=[source.index for source in wiring.delegate_inputs],
             verified=True,
+            space=self._space,
         )
-        return Method(self, method, graph, wiring, _metadata(method, program, wiring))
+        metadata = _metadata(method, program, wiring)
+        return Method(method, graph, wiring, metadata, self._space)
 
     def dispatch_list(self, method_name: str) -> DispatchList:
         """The delegate's program of a method, for inspection.
@@ -180,17 +189,19 @@ class Method:
 
     def __init__(
         self,
-        program: Program,
         method: PteMethod,
         graph: WebGPUGraph | None,
         wiring: Wiring | None,
         metadata: MethodMetadata,
+        space: StateSpace,
     ) -> None:
-        self._program = program
+        self._method = method
         self._graph = graph
         self._wiring = wiring
+        self._space = space
         self.metadata = metadata
-        self.state = State(graph)
+        #: What persists between calls.
+        self.state = State.none(metadata.name) if graph is None else graph.state
         self._constants: dict[int, Any] = {}
         if wiring is None:
             self._outputs = [Source(SourceKind.CONSTANT, index) for index in method.outputs]
@@ -211,12 +222,14 @@ class Method:
         """What replays it; None for a method whose outputs are all constants."""
         return self._graph
 
-    def execute(self, inputs: Sequence[object]) -> list[Any]:
+    def execute(self, inputs: Sequence[object], outputs: Sequence[int] | None = None) -> list[Any]:
         """Runs the method once.
 
         Args:
             inputs: one value an input: numpy arrays or torch tensors of the right dtype and shape,
-                and ints.
+                ints, and ``FED_BACK`` for the last call's output where it is fed back on the GPU.
+            outputs: indices of the outputs that are wanted, in that order; the others are not
+                read back from the GPU. None for all.
 
         Returns:
             One value an output: numpy arrays, torch tensors when one came in, ints; constants as
@@ -226,20 +239,82 @@ class Method:
             InvalidInputError: the arguments do not fit; nothing has run and no state has changed.
             OutOfDeviceMemoryError, DeviceLostError.
         """
+        taken, wanted, finish = self._prepare(inputs, outputs)
+        return finish([] if self._graph is None else self._graph.execute(taken, wanted))
+
+    def submit(self, inputs: Sequence[object], outputs: Sequence[int] | None = None) -> PendingCall:
+        """Like :meth:`execute`, but returns as soon as the work is on its way. At most three calls
+        may be uncollected.
+
+        Raises:
+            As :meth:`execute`; WgpuDelegateError when too many are in flight.
+            InvalidInputError: the method computes nothing.
+        """
+        taken, wanted, finish = self._prepare(inputs, outputs)
+        if self._graph is None:
+            raise InvalidInputError(f"{self.name}: the method computes nothing; execute it")
+        return PendingCall(self._graph.submit(taken, wanted), finish)
+
+    def fork(self, beside: Method | None = None) -> Method:
+        """The same method with states of its own, which start as copies of what these are after
+        all submitted calls. Constants and compiled kernels are shared.
+
+        Args:
+            beside: a fork of another method of the program: states that this method shares with
+                that one by group are then the same for the two forks.
+
+        Raises:
+            OutOfDeviceMemoryError, DeviceLostError.
+        """
+        space = StateSpace() if beside is None else beside._space
+        graph = None if self._graph is None else self._graph.fork(space)
+        return Method(self._method, graph, self._wiring, self.metadata, space)
+
+    def feedback(self) -> list[tuple[int, int]]:
+        """(output, input) pairs that may stay on the GPU between calls, see ``FED_BACK``."""
+        if self._graph is None or self._wiring is None:
+            return []
+        given = {source: at for at, source in enumerate(self._outputs)}
+        found = []
+        for pair in self._graph.program.feedback:
+            output = given.get(Source(SourceKind.DELEGATE, pair.output))
+            source = self._wiring.delegate_inputs[pair.input]
+            if output is not None and source.kind is SourceKind.ARGUMENT:
+                found.append((output, source.index))
+        return found
+
+    def allocated(self) -> dict[int, int]:
+        """What it takes on the GPU: a key a buffer -> bytes. Methods that share a buffer name the
+        same key, so that the union of several counts it once."""
+        return {} if self._graph is None else self._graph.allocated()
+
+    def _prepare(
+        self, inputs: Sequence[object], outputs: Sequence[int] | None
+    ) -> tuple[list[Any], list[int], Callable[[list[Any]], list[Any]]]:
+        """The graph's arguments, the outputs it has to read back, and what makes the caller's
+        outputs of them."""
         expected = self.metadata.inputs
         if len(inputs) != len(expected):
             names = ", ".join(info.name for info in expected) or "none"
             raise InvalidInputError(
                 f"{self.name}: expected {len(expected)} inputs ({names}), got {len(inputs)}"
             )
-        results: list[Any] = []
-        if self._graph is not None and self._wiring is not None:
-            taken = [self._value(source, inputs, []) for source in self._wiring.delegate_inputs]
-            results = self._graph.execute(taken)
+        for index in outputs or ():
+            if not 0 <= index < len(self._outputs):
+                raise InvalidInputError(
+                    f"{self.name}: output {index} was asked for, of {len(self._outputs)}"
+                )
+        sources = self._outputs if outputs is None else [self._outputs[i] for i in outputs]
+        wanted = sorted({s.index for s in sources if s.kind is SourceKind.DELEGATE})
         torch_out = any(boundary.is_torch(value) for value in inputs)
-        return [
-            self._value(source, inputs, results, torch_out=torch_out) for source in self._outputs
-        ]
+        delegate_inputs = () if self._wiring is None else self._wiring.delegate_inputs
+        taken = [self._value(source, inputs, {}) for source in delegate_inputs]
+
+        def finish(results: list[Any]) -> list[Any]:
+            by_index = dict(zip(wanted, results, strict=True))
+            return [self._value(source, inputs, by_index, torch_out) for source in sources]
+
+        return taken, wanted, finish
 
     def last_profile(self) -> StepProfile | None:
         """The last call: its dispatches with their times, and more, see
@@ -247,7 +322,11 @@ class Method:
         return None if self._graph is None else self._graph.last_profile()
 
     def _value(
-        self, source: Source, inputs: Sequence[object], results: list[Any], torch_out: bool = False
+        self,
+        source: Source,
+        inputs: Sequence[object],
+        results: Mapping[int, Any],
+        torch_out: bool = False,
     ) -> Any:
         if source.kind is SourceKind.ARGUMENT:
             return inputs[source.index]
@@ -268,46 +347,19 @@ class _Constant:
     bfloat16: bool
 
 
-class State:
-    """The buffers of a method that persist between calls, such as KV caches, by name."""
+class PendingCall:
+    """A submitted call of a method, from :meth:`Method.submit`."""
 
-    def __init__(self, graph: WebGPUGraph | None) -> None:
-        self._graph = graph
+    def __init__(self, step: PendingStep, finish: Callable[[list[Any]], list[Any]]) -> None:
+        self._step, self._finish = step, finish
 
-    @property
-    def names(self) -> list[str]:
-        """Fully qualified names, such as ``layers.0.attention.k_cache``."""
-        return [] if self._graph is None else self._graph.state_names()
-
-    def read(self, name: str) -> boundary.Array:
-        """A copy as a numpy array.
+    def result(self) -> list[Any]:
+        """Waits for this call (not for later ones) and returns what ``execute`` would have.
 
         Raises:
-            InvalidInputError: there is no state of that name.
+            DeviceLostError, WgpuDelegateError: the results could not be read.
         """
-        return self._require(name).read_state(name)
-
-    def write(self, name: str, value: object) -> None:
-        """Overwrites it; ``value`` has the dtype and shape of :meth:`read`.
-
-        Raises:
-            InvalidInputError: no such state, or another dtype or shape.
-        """
-        self._require(name).write_state(name, value)
-
-    def reset(self, name: str | None = None) -> None:
-        """Gives one state, or all, the initial value back.
-
-        Raises:
-            InvalidInputError: there is no state of that name.
-        """
-        if name is not None or self._graph is not None:
-            self._require(name or "").reset_state(name)
-
-    def _require(self, name: str) -> WebGPUGraph:
-        if self._graph is None:
-            raise InvalidInputError(f"no state '{name}': the method computes nothing")
-        return self._graph
+        return self._finish(self._step.result())
 
 
 def _metadata(method: PteMethod, program: DispatchList, wiring: Wiring) -> MethodMetadata:
