@@ -95,12 +95,17 @@ class Builder:
     checks: dict[Sym, tuple[str, tuple[Scalar, ...]]] = field(default_factory=dict)
     live: dict[Sym, int] = field(default_factory=dict)
     origin: Origin = field(default_factory=Origin)
-    _constants: dict[int, Tensor] = field(default_factory=dict)
+    #: id -> (the torch tensor, kept alive so that ids stay unique; its Tensor)
+    #: label -> the calls that used it: a label names the dispatches of one call.
+    _labels: dict[str, list[int]] = field(default_factory=dict)
+    _call: int = 0
+    _constants: dict[int, tuple[Any, Tensor]] = field(default_factory=dict)
 
     @contextlib.contextmanager
     def at(self, origin: Origin) -> Iterator[None]:
         """Everything emitted inside comes from ``origin``."""
         outer, self.origin = self.origin, origin
+        self._call += 1
         try:
             yield
         finally:
@@ -128,14 +133,13 @@ class Builder:
             shape = tuple(data.shape)
             size = dtype_bytes(shape, dtype)
             storage = Storage(BufferKind.CONSTANT, size, name, data, (dtype, shape))
-            self._constants[key] = Tensor(dtype, shape, contiguous_strides(shape), 0, storage)
-        return self._constants[key]
+            tensor = Tensor(dtype, shape, contiguous_strides(shape), 0, storage)
+            self._constants[key] = data, tensor
+        return self._constants[key][1]
 
     # -- live values -----------------------------------------------------------------------
 
-    def check(
-        self, condition: Scalar, message: str, *args: Scalar, specific: bool = False
-    ) -> None:
+    def check(self, condition: Scalar, message: str, *args: Scalar, specific: bool = False) -> None:
         """Refuse an execute on the host where ``condition`` is 0; ``{0}`` ... in the message
         stand for ``args``. A condition is stated once: the first message stays, unless a later
         one is ``specific`` (says what it means to the user rather than to the operator). Raises
@@ -227,9 +231,17 @@ class Builder:
             workgroup_bytes=workgroup_bytes,
             bindings=tuple(bound),
             grid=(x, y, z),
-            label=f"{path}/{name}" if path else name,
+            label=self._label(f"{path}/{name}" if path else name),
             origin=self.origin,
         )
+
+    def _label(self, label: str) -> str:
+        """``label``, numbered from the second call on that uses it: ``layers.0/add_1``."""
+        calls = self._labels.setdefault(label, [])
+        if self._call not in calls:
+            calls.append(self._call)
+        index = calls.index(self._call)
+        return f"{label}_{index}" if index else label
 
     def step(self, *routes: RouteSpec) -> None:
         """Append a step: routes in order of preference, the last without guard, feature or

@@ -23,6 +23,7 @@ def fold_scalar_constants(chain: OpChain) -> None:
                                       x: f32 ---mul--> y
 
     After: the converted number is itself a constant, which pointwise kernels take as a literal.
+    ``scalar_tensor(s)`` becomes one too.
     """
     import torch
 
@@ -36,6 +37,9 @@ def fold_scalar_constants(chain: OpChain) -> None:
     }
     states = set(chain.states)
     for call in chain.calls:
+        if call.op == "aten.scalar_tensor.default":
+            value = call.outputs[0]
+            value.constant = torch.full((), call["s"], dtype=dtypes[value.dtype])
         if call.op not in _CONVERSIONS or call.mutates:
             continue
         source = call["self"]
@@ -48,5 +52,8 @@ def fold_scalar_constants(chain: OpChain) -> None:
     chain.calls = [
         call
         for call in chain.calls
-        if not (call.op in _CONVERSIONS and call.outputs[0].constant is not None)
+        if not (
+            call.op in (*_CONVERSIONS, "aten.scalar_tensor.default")
+            and call.outputs[0].constant is not None
+        )
     ]

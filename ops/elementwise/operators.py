@@ -6,6 +6,7 @@ by name; tensors and Python numbers are both taken, converted to the type the en
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from executorch_wgpu.ops.registry import register
 from executorch_wgpu.ops.symbolic import Sym
 from executorch_wgpu.ops.templates import float_literal
 from executorch_wgpu.ops.tensor import Tensor
-from executorch_wgpu.serialization.dispatch_list import DType
+from executorch_wgpu.serialization.dispatch_list import BufferKind, DType
 
 SUPPORTED = (DType.F32, DType.I32, DType.I64, DType.BOOL)
 
@@ -26,12 +27,14 @@ SUPPORTED = (DType.F32, DType.I32, DType.I64, DType.BOOL)
 class Pointwise:
     """``operands``: schema names of the arguments in the expression. ``compute``: the type the
     operands are converted to; None: float32 when the result is a float, int32 when it is one.
-    ``integer``: whether the expression is right for int32 results too."""
+    ``integer``: whether the expression is right for int32 results too. ``helper``: a WGSL function
+    of HELPERS that it calls."""
 
     operands: tuple[str, ...]
     expression: str | Callable[[OpCall], str]
     compute: DType | None = None
     integer: bool = False
+    helper: str = ""
 
     def compute_dtype(self, call: OpCall) -> DType:
         """The dtype in which the expression is evaluated."""
@@ -74,7 +77,7 @@ class Pointwise:
         tensors: list[Tensor] = []
         names: dict[str, str] = {}
         for name in self.operands:
-            operand = call[name]
+            operand = _folded(call[name])
             if isinstance(operand, Tensor):
                 target = DType.BOOL if name == "condition" else dtype
                 names[name] = convert(f"a{len(tensors)}", operand.dtype, target)
@@ -83,8 +86,19 @@ class Pointwise:
                 names[name] = literal(operand, dtype)
         text = self.expression if isinstance(self.expression, str) else self.expression(call)
         out = b.empty(call.outputs[0].shape, call.outputs[0].dtype, _short(call.op))
-        emit_pointwise(b, _short(call.op), text.format(**names), tensors, out)
+        helper = HELPERS.get(self.helper, "")
+        emit_pointwise(b, _short(call.op), text.format(**names), tensors, out, helper=helper)
         return out
+
+
+def _folded(operand: Any) -> Any:
+    """A 0-dim constant as the number it holds; anything else, and what has no literal, as is."""
+    if not isinstance(operand, Tensor) or operand.rank or operand.storage.data is None:
+        return operand
+    if operand.storage.kind is not BufferKind.CONSTANT:
+        return operand
+    number = operand.storage.data.reshape(-1)[0].item()
+    return number if isinstance(number, int) or math.isfinite(number) else operand
 
 
 def literal(value: Any, dtype: DType) -> str:
@@ -134,9 +148,41 @@ def _power(call: OpCall) -> str:
     return "pow({self}, {exponent})"
 
 
+def _clamp(call: OpCall) -> str:
+    """Either bound may be absent. min after max: where they cross, the upper bound wins."""
+    text = "{self}"
+    dtype = DType.F32 if call.outputs[0].dtype is DType.F32 else DType.I32
+    if call["min"] is not None:
+        text = f"max({text}, {literal(call['min'], dtype)})"
+    if call["max"] is not None:
+        text = f"min({text}, {literal(call['max'], dtype)})"
+    return text
+
+
+def _gelu(call: OpCall) -> str:
+    """Exact: x Phi(x), with erf by Abramowitz and Stegun 7.1.26 (error below 1.5e-7). Tanh: the
+    usual approximation (Hendrycks & Gimpel 2016)."""
+    if call["approximate"] == "tanh":
+        inner = "0.7978845608 * ({self} + 0.044715 * {self} * {self} * {self})"
+        return f"(0.5 * {{self}} * (1.0 + tanh(clamp({inner}, -20.0, 20.0))))"
+    return "gelu({self})"
+
+
 _UNARY = ("self",)
 _BINARY = ("self", "other")
 _SIGMOID = "(1.0 / (1.0 + exp(min(-({self}), 88.0))))"
+
+#: WGSL functions for what no expression says well.
+HELPERS = {
+    "gelu": """fn gelu(x: f32) -> f32 {
+    let z = abs(x) * 0.70710678;
+    let t = 1.0 / (1.0 + 0.3275911 * z);
+    let poly = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741
+        + t * (-1.453152027 + t * 1.061405429))));
+    let tail = 0.5 * poly * exp(max(-z * z, -87.0));  // 1 - Phi(|x|)
+    return x * select(1.0 - tail, tail, x < 0.0);
+}""",
+}
 
 #: The table. Arguments of exp are clamped to where f32 is finite: WGSL lets a compiler assume
 #: that infinities do not occur.
@@ -161,6 +207,8 @@ POINTWISE: dict[str, Pointwise] = {
     "aten.tanh.default": Pointwise(_UNARY, "tanh(clamp({self}, -20.0, 20.0))"),
     "aten.sigmoid.default": Pointwise(_UNARY, _SIGMOID),
     "aten.silu.default": Pointwise(_UNARY, "({self} * " + _SIGMOID + ")"),
+    "aten.gelu.default": Pointwise(_UNARY, _gelu, helper="gelu"),
+    "aten.clamp.default": Pointwise(_UNARY, _clamp, integer=True),
     "aten.relu.default": Pointwise(_UNARY, "max({self}, 0.0)"),
     "aten.pow.Tensor_Scalar": Pointwise(("self", "exponent"), _power),
     "aten.maximum.default": Pointwise(_BINARY, "max({self}, {other})", integer=True),

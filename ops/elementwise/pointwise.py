@@ -27,12 +27,14 @@ def emit_pointwise(
     expressions: str | Sequence[str],
     operands: Sequence[Tensor],
     outs: Tensor | Sequence[Tensor],
+    *,
+    helper: str = "",
 ) -> None:
     """Append one dispatch: ``out[...] = expression`` over ``a0``, ``a1`` ... (one element of each
     operand, of the type in ELEMENT_TYPE; the result has out's). Operands broadcast to the
     shape of the outputs. Several outputs are views of one storage with equal shapes, each with
-    its expression. An output may be strided but must not overlap itself or share a storage with
-    an operand."""
+    its expression. ``helper``: WGSL functions that the expressions call. An output may be
+    strided but must not overlap itself or share a storage with an operand."""
     outs = [outs] if isinstance(outs, Tensor) else list(outs)
     texts = [expressions] if isinstance(expressions, str) else list(expressions)
     first = outs[0]
@@ -71,6 +73,7 @@ def emit_pointwise(
                 "RESULT": ELEMENT_TYPE[first.dtype],
                 "STORED": stored,
                 "VEC": vec,
+                "HELPER": helper,
             },
             grid=linear_grid(ceil_div(params["COUNT"], WORKGROUP)),
             workgroup=(WORKGROUP,),

@@ -5,10 +5,11 @@
    (coordinate, stride), name parameters ("" for an offset of 0 or a stride of 1).
    OUTPUTS: the same, with expression: WGSL over a0, a1, ... of one element.
    RANK: number of collapsed dimensions; parameters D1 ... are their sizes, the last in units of
-   VEC. RESULT: type of an expression; STORED: element type of the output's buffer. #}
+   VEC. HELPER: functions that expressions call. RESULT: type of an expression; STORED: element type of the output's buffer. #}
 {% macro address(a) %}
 {{ p(a.offset) if a.offset else "0u" }}{% for c, s in a.terms %} + c{{ c }}{{ " * " ~ p(s) if s else "" }}{% endfor %}
 {% endmacro %}
+{{ HELPER }}
 {% for out in OUTPUTS %}
 fn apply{{ loop.index0 }}({% for o in OPERANDS %}a{{ loop.index0 }}: {{ o.type }}{{ ", " if not loop.last }}{% endfor %}) -> {{ RESULT }} {
     return {{ out.expression }};

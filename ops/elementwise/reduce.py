@@ -14,7 +14,7 @@ WORKGROUP = 128
 
 
 def _dims(call: OpCall, rank: int) -> list[int]:
-    dims = call["dim"]
+    dims = call.args.get("dim")  # absent: everything
     if dims is None or dims == []:
         return list(range(rank))
     return sorted(d % rank for d in (dims if isinstance(dims, (list, tuple)) else [dims]))
@@ -31,6 +31,8 @@ def _reason(call: OpCall) -> str | None:
 
 @register(
     "aten.mean.dim",
+    "aten.mean.default",
+    "aten.sum.default",
     "aten.sum.dim_IntList",
     "aten.amax.default",
     supports=all_of(only_dtypes([DType.F32]), _reason),
@@ -48,7 +50,7 @@ def reduce(b: Builder, call: OpCall) -> Tensor:
     if flat is None or flat.strides[1] != 1:
         flat = materialize(b, rows).try_view((count, row))
         assert flat is not None  # a contiguous tensor has every view
-    kind = {"mean": "mean", "sum": "sum", "amax": "amax"}[call.op.split(".")[1]]
+    kind = call.op.split(".")[1]
     y = b.empty((count,), DType.F32, kind)
     b.run(
         b.dispatch(

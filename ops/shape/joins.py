@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from executorch_wgpu.ops.builder import Builder
 from executorch_wgpu.ops.call import OpCall, Value
 from executorch_wgpu.ops.elementwise.operators import literal
@@ -50,26 +52,42 @@ def stack(b: Builder, call: OpCall) -> Tensor:
     return out
 
 
+_TORCH = {DType.F32: "float32", DType.I32: "int32", DType.I64: "int64", DType.BOOL: "bool"}
+
+
 def _fillable(call: OpCall) -> str | None:
-    fill = call["fill_value"]
+    fill = call["s"] if "s" in call.args else call["fill_value"]
     if isinstance(fill, (Sym, Value)):
         return "a live fill value"
-    if call.outputs[0].dtype is DType.F32:
-        try:
-            literal(fill, DType.F32)
-        except ValueError as error:
-            return str(error)
-    elif call.outputs[0].dtype is not DType.BOOL and not -(2**31) < fill < 2**31:
+    dtype = call.outputs[0].dtype
+    if dtype in (DType.I32, DType.I64) and not -(2**31) <= fill < 2**31:
         return f"fill value {fill} does not fit 32 bits"
     return None
+
+
+def _number(b: Builder, fill: float, dtype: DType) -> Tensor:
+    """A 0-dim constant. Infinities are legal data, though WGSL has no literal for them."""
+    import torch
+
+    data = torch.full((), fill, dtype=getattr(torch, _TORCH[dtype]))
+    return b.constant(data, dtype, f"number {fill}")
+
+
+@register("aten.scalar_tensor.default", supports=all_of(_unpacked, _fillable))
+def scalar_tensor(b: Builder, call: OpCall) -> Tensor:
+    """A number as a 0-dim tensor."""
+    return _number(b, call["s"], call.outputs[0].dtype)
 
 
 @register("aten.full.default", "aten.full_like.default", supports=all_of(_unpacked, _fillable))
 def full(b: Builder, call: OpCall) -> Tensor:
     """One number everywhere."""
-    value = call.outputs[0]
+    value, fill = call.outputs[0], call["fill_value"]
     out = b.empty(value.shape, value.dtype, "full")
-    emit_pointwise(b, "full", literal(call["fill_value"], value.dtype), [], out)
+    if value.dtype is DType.F32 and not math.isfinite(fill):
+        emit_copy(b, _number(b, fill, value.dtype), out, "full")
+    else:
+        emit_pointwise(b, "full", literal(fill, value.dtype), [], out)
     return out
 
 
