@@ -60,6 +60,9 @@ class Profiler:
         self.pool = WebGPUQueryPool(device, submitter, label)
         self.on_step = on_step
         self._ids = {id(dispatch): name for dispatch, name in dispatch_ids(program)}
+        self._labels = {
+            d.label for step in program.steps for r in step.routes for d in r.dispatches
+        }
         self._prepared: dict[int, tuple[Plan, _Prepared]] = {}
         self._steps = 0
         self._passes = 0
@@ -183,7 +186,7 @@ class Profiler:
         bound = zip(names, dispatch.bindings, command.kernel.accesses, strict=True)
         return ShaderDuration(
             -1,
-            dispatch.label.rsplit("/", 1)[-1] or command.kernel.entry_point,
+            _kernel_name(dispatch.label, self._labels) or command.kernel.entry_point,
             local_workgroup_size=command.kernel.workgroup_size,
             label=dispatch.label,
             op=dispatch.op,
@@ -213,6 +216,15 @@ class Profiler:
             None if index == NONE or value < 0 else value
             for index, value in zip(indices, values, strict=True)
         ]
+
+
+def _kernel_name(label: str, labels: set[str]) -> str:
+    """``linear`` of ``layers.0/linear``, and of ``layers.0/linear_1`` where that one only numbers
+    the second of two."""
+    base, _, number = label.rpartition("_")
+    if number.isdigit() and base in labels:
+        label = base
+    return label.rsplit("/", 1)[-1]
 
 
 class _Order:
