@@ -49,7 +49,7 @@ def overflow_reason(start: Scalar, length: Scalar, capacity: Scalar) -> str | No
 def check_positions(b: Builder, start: Scalar, length: Scalar, capacity: Scalar) -> Scalar:
     """Refuse an execute whose positions ``start .. start + length`` leave the cache. Returns
     ``start`` in a form that is known not to be negative, as unsigned addresses need it."""
-    b.check(less_equal(0, start), "input_pos {0} is negative", start)
+    b.check(less_equal(0, start), "input_pos {0} is negative", start, specific=True)
     tokens = "1 token" if length == 1 else "{1} tokens"
     b.check(
         less_equal(start + length, capacity),
@@ -57,6 +57,7 @@ def check_positions(b: Builder, start: Scalar, length: Scalar, capacity: Scalar)
         start,
         length,
         capacity,
+        specific=True,
     )
     return maximum(start, 0)
 

@@ -114,6 +114,10 @@ class Chain:
         return WebGPUGraph(device, lowered.program, lowered.data, "test")
 
 
+#: Functional operators whose result is the next version of an argument, as the adapter says.
+_MUTATES = {"aten.slice_scatter.default": {0: "self"}}
+
+
 def run_op(
     device: Any,
     op: str,
@@ -139,5 +143,6 @@ def run_op(
 
     values = {name: convert(name, arg) for name, arg in args.items()}
     wanted = [expected] if isinstance(expected, torch.Tensor) else list(expected)
-    chain.output(*chain.call(op, values, [(DTYPES[t.dtype], tuple(t.shape)) for t in wanted]))
+    outputs = [(DTYPES[t.dtype], tuple(t.shape)) for t in wanted]
+    chain.output(*chain.call(op, values, outputs, _MUTATES.get(op)))
     return chain.graph(device).execute(arrays)

@@ -146,6 +146,15 @@ def test_more_elements_than_one_dimension_of_a_grid_holds(device):
     assert torch.equal(torch.as_tensor(y), -a)
 
 
+@pytest.mark.parametrize("op", ["mean", "sum"])
+def test_whole_reductions(device, op):
+    for shape in ((4, 7, 33), (1,), (2, 3, 1025)):
+        a = torch.randn(shape)
+        expected = overload(f"aten.{op}.default")(a.double())
+        (y,) = run_op(device, f"aten.{op}.default", {"self": a}, expected.float())
+        assert_close(y, expected)
+
+
 @pytest.mark.parametrize("op", ["mean.dim", "sum.dim_IntList", "amax.default"])
 @pytest.mark.parametrize("dims", [[-1], [0], [1], [1, 2], [0, 2], [0, 1, 2], None])
 @pytest.mark.parametrize("shape", [(4, 7, 33), (1, 1, 1), (3, 130, 2), (2, 3, 1025)])

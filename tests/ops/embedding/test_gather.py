@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import Chain, run_op
 
 from executorch_wgpu.ops.matmul import pieces
+
+from harness import Chain, run_op
 
 
 def embed(device: Any, table: torch.Tensor, indices: torch.Tensor, want: torch.Tensor) -> Any:

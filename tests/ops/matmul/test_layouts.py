@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Chain, assert_close
 
 from executorch_wgpu.ops.call import Value
 from executorch_wgpu.ops.symbolic import Scalar
+
+from harness import Chain, assert_close
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -116,7 +117,7 @@ def test_views_on_the_left(device: Any, left: str) -> None:
 
 
 @pytest.mark.parametrize("heads", [1, 2, 6])
-def test_scores_and_values_of_attention(each_device: Any, heads: int) -> None:
+def test_scores_and_values_of_attention(device: Any, heads: int) -> None:
     """q [S, H, D] by k [T, H, D] and the result by v [T, H, D], heads moved to the front by
     views: T is live as N, then live as K; S is live as M."""
     dim = 20
@@ -131,7 +132,7 @@ def test_scores_and_values_of_attention(each_device: Any, heads: int) -> None:
     (p,) = c.call("aten.bmm.default", {"self": qh, "mat2": kh}, [(q.dtype, (heads, s, t))])
     (o,) = c.call("aten.bmm.default", {"self": p, "mat2": vh}, [(q.dtype, (heads, s, dim))])
     c.output(p, o)
-    graph = c.graph(each_device)
+    graph = c.graph(device)
     for length, context in ((1, 1), (1, 70), (3, 64), (40, 7), (33, 65), (4, 33), (5, 32)):
         data = [
             normal(length, heads, dim),

@@ -6,17 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Chain, assert_close
 
 from executorch_wgpu.ops.matmul import pieces
 from executorch_wgpu.ops.tensor import Storage, Tensor
 from executorch_wgpu.serialization.dispatch_list import BufferKind, DType
 
+from harness import Chain, assert_close
+
 
 @pytest.mark.parametrize(("n", "k"), [(301, 96), (200, 63)])
-def test_linear_in_pieces(
-    each_device: Any, monkeypatch: pytest.MonkeyPatch, n: int, k: int
-) -> None:
+def test_linear_in_pieces(device: Any, monkeypatch: pytest.MonkeyPatch, n: int, k: int) -> None:
     """A binding of 32 KiB: the weight takes several pieces of 64 rows, the last one fewer."""
     monkeypatch.setattr(pieces, "BINDING_LIMIT", 32 << 10)
     generator = torch.Generator().manual_seed(n)
@@ -27,7 +26,7 @@ def test_linear_in_pieces(
     value = c.input("x", (m, k))
     args = {"input": value, "weight": c.constant(w), "bias": c.constant(bias)}
     c.output(*c.call("aten.linear.default", args, [(value.dtype, (m, n))]))
-    graph = c.graph(each_device)
+    graph = c.graph(device)
     routes = graph.program.steps[-1].routes
     whole = [route for route in routes if route.limits]
     assert whole and all(len(route.dispatches) == 1 for route in whole)

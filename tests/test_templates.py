@@ -1,0 +1,113 @@
+"""Every template and every operator: rendered without a GPU, compiled by both compilers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from executorch_wgpu.backend.preprocess import lower_program
+from executorch_wgpu.ops import registry
+from executorch_wgpu.scripts.operator_table import README, with_table
+from executorch_wgpu.scripts.recipes import llama
+
+import exports
+import tint
+
+ROOT = Path(__file__).parents[1]
+TEMPLATES = sorted(str(path.relative_to(ROOT / "ops")) for path in (ROOT / "ops").rglob("*.wgsl"))
+
+
+class Everything(torch.nn.Module):
+    """One use of each operator family beside the llama layer's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn(11, 24))
+        self.norm = torch.nn.RMSNorm(24)
+        self.linear = torch.nn.Linear(24, 7)
+
+    def forward(self, x, tokens, mask):
+        rows = torch.nn.functional.embedding(tokens, self.table)
+        y = self.norm(x + rows)
+        y = torch.where(mask, y, -y)
+        z = torch.bmm(y, y.transpose(1, 2)).softmax(-1)
+        w = torch.cat([z, z * 2], 1)
+        return self.linear(y), w.mean(1), w.amax(-1), torch.nn.functional.gelu(w)
+
+
+@pytest.fixture(scope="module")
+def programs():
+    """Dispatch lists that together use every template."""
+    S = torch.export.Dim("S", min=1, max=9)
+    inputs = (
+        torch.randn(1, 5, 24),
+        torch.zeros(1, 5, dtype=torch.int64),
+        torch.ones(1, 5, 1, dtype=torch.bool),
+    )
+    shapes = ({1: S}, {1: S}, {1: S})
+    found = [lower_program(exports.edge(Everything(), inputs, shapes)).program]
+    for fused in (False, True):
+        args = llama.model_args(
+            dim=36, n_heads=6, n_kv_heads=2, hidden_dim=44, max_seq_len=64, max_context_len=128
+        )
+        layer = llama.random_layer(args, fused=fused)
+        edge = exports.edge(layer, llama.example_inputs(layer), llama.dynamic_shapes(layer))
+        found.append(lower_program(edge).program)
+    return found
+
+
+def test_tint_compiles_them(programs):
+    """Dawn's null device has WebGPU's default limits and needs no driver."""
+    sources = [source for program in programs for source in tint.sources_of(program)]
+    assert len(sources) > 20
+    errors = tint.validate(sources)
+    assert not [e for e in errors if e], errors
+
+
+def test_naga_compiles_them(programs, device):
+    """Loading compiles every route that the device can take."""
+    from executorch_wgpu.runtime.graph import WebGPUGraph
+
+    for program in programs:
+        keys = {b.data_key: bytes(b.size) for b in program.buffers if b.data_key}
+        WebGPUGraph(device, program, keys, "templates")
+
+
+def test_every_dispatch_says_where_it_came_from(programs):
+    for program in programs:
+        for step in program.steps:
+            for route in step.routes:
+                for dispatch in route.dispatches:
+                    assert dispatch.label and dispatch.op, dispatch
+                    assert dispatch.label.startswith(dispatch.module_path)
+
+
+def test_shaders_hold_the_house_rules():
+    """No directives (the replayer writes them), no atomics on floats, no spinning on storage."""
+    for name in TEMPLATES:
+        text = re.sub(r"\{#.*?#\}", "", (ROOT / "ops" / name).read_text(), flags=re.S)
+        assert not re.search(r"^\s*(enable|requires|diagnostic)\b", text, flags=re.M), name
+        assert "atomic" not in text, name
+        code = re.sub(r"//.*", "", text)
+        assert not re.search(r"\b(while|loop)\b\s*[({]", code), name
+
+
+def test_the_readme_lists_the_operators():
+    """Regenerate with: python -m executorch_wgpu.scripts.operator_table --write"""
+    text = README.read_text()
+    assert with_table(text) == text
+
+
+def test_every_operator_is_named_in_a_test():
+    """An operator that no test names is one that nobody tried."""
+    from executorch_wgpu.ops.elementwise.operators import POINTWISE
+
+    text = "\n".join(path.read_text() for path in (ROOT / "tests" / "ops").rglob("*.py"))
+    # The pointwise table is walked whole by tests/ops/elementwise; reductions and softmax are
+    # named there by parts of their names.
+    names = [op for op in registry.registered_ops() if op not in POINTWISE]
+    missing = [op for op in names if op not in text and f'"{op.split(".")[1]}' not in text]
+    assert len(missing) == 0, missing
