@@ -100,6 +100,7 @@ class Builder:
     _labels: dict[str, list[int]] = field(default_factory=dict)
     _call: int = 0
     _constants: dict[int, tuple[Any, Tensor]] = field(default_factory=dict)
+    _parts: dict[tuple[Storage, int, int], Storage] = field(default_factory=dict)
 
     @contextlib.contextmanager
     def at(self, origin: Origin) -> Iterator[None]:
@@ -136,6 +137,16 @@ class Builder:
             tensor = Tensor(dtype, shape, contiguous_strides(shape), 0, storage)
             self._constants[key] = data, tensor
         return self._constants[key][1]
+
+    def part_of_constant(self, whole: Storage, byte_offset: int, byte_size: int) -> Storage:
+        """Bytes of a constant as a storage of their own, for devices on which the whole does not
+        fit one binding or buffer (multiples of 4). The same part is the same storage."""
+        key = (whole, byte_offset, byte_size)
+        if key not in self._parts:
+            name = f"{whole.name}[{byte_offset}:{byte_offset + byte_size}]"
+            offset = whole.data_offset + byte_offset
+            self._parts[key] = Storage(whole.kind, byte_size, name, whole.data, data_offset=offset)
+        return self._parts[key]
 
     # -- live values -----------------------------------------------------------------------
 

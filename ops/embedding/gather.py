@@ -46,7 +46,7 @@ def emit_gather(
     index = indices if indices.is_contiguous else materialize(b, indices, f"{name}_indices")
     if flat is None:
         raise AssertionError(f"{table.shape} contiguous has no view {flat_shape}")
-    pieces = row_pieces(flat, 1) if flat.shape[0] == 1 else None
+    pieces = row_pieces(b, flat, 1) if flat.shape[0] == 1 else None
     whole = RouteSpec("whole", [_dispatch(b, name, flat, index, out, wrap)])
     if pieces is None:
         b.step(whole)
@@ -68,7 +68,11 @@ def _dispatch(
     wrap: bool,
     piece: Piece | None = None,
 ) -> DispatchSpec:
-    """``table`` [outer, rows, inner]; ``index`` contiguous."""
+    """``table`` [outer, rows, inner]; ``index`` contiguous; ``piece``: the rows of the table that
+    are bound and whose results are written, all by default."""
+    rows = size(table, 1)
+    if piece is not None:
+        table = piece.tensor
     vector = is_vector(table, 2)
     unit = 4 if vector else 1
     element = "vec4<u32>" if vector else "u32"
@@ -76,11 +80,11 @@ def _dispatch(
     outer_stride, row_stride, inner_stride = effective_strides(table)
     length = product(index.shape)
     total = product((size(table, 0), length, inner))
-    start = (table.offset if piece is None else piece.offset) // unit
+    start = table.offset // unit
     params: dict[str, Number] = {
         "TOTAL": total,
         "INNER": inner,
-        "SIZE": size(table, 1),
+        "SIZE": rows,
         "ROW_STRIDE": row_stride // unit,
         "TABLE_AT": start,
         "INDEX_AT": index.offset,
@@ -91,14 +95,12 @@ def _dispatch(
     strided = inner_stride != 1
     if strided:
         params["INNER_STRIDE"] = inner_stride
-    bound = Bind(table, element)
     if piece is not None:
-        bound = Bind(table, element, piece.byte_offset, piece.byte_size)
-        params |= {"FIRST": piece.first, "COUNT": piece.count}
+        params |= {"FIRST": piece.first, "COUNT": size(table, 1)}
     return b.dispatch(
         "embedding/gather.wgsl",
         name,
-        reads={"table": bound, "indices": index},
+        reads={"table": Bind(table, element), "indices": index},
         writes={"out": Bind(out, element)},
         params=params,
         consts={

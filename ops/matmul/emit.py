@@ -1,4 +1,4 @@
-"""Routes of a matmul: few rows or many, with subgroups or without, w whole or in pieces."""
+"""Routes of a matmul: few rows or many, w whole or in pieces."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from functools import partial
 from executorch_wgpu.ops.builder import Builder, DispatchSpec, RouteSpec
 from executorch_wgpu.ops.elementwise.pointwise import materialize
 from executorch_wgpu.ops.matmul.gemm import ENOUGH_GROUPS, LARGE, SMALL, gemm_dispatch, tiles
-from executorch_wgpu.ops.matmul.gemv import gemv_dispatch, gemv_features, reads_along_k
+from executorch_wgpu.ops.matmul.gemv import gemv_dispatch, reads_along_k
 from executorch_wgpu.ops.matmul.pieces import row_pieces, whole_limits
 from executorch_wgpu.ops.matmul.problem import Epilogue, Problem, is_vector
-from executorch_wgpu.ops.symbolic import Scalar, bounds, less_equal
+from executorch_wgpu.ops.symbolic import Scalar, bounds, ceil_div, less_equal
 from executorch_wgpu.ops.tensor import Tensor
 
-#: Up to this many rows go through the kernels that read w once.
-GEMV_ROWS = 4
+#: (most rows, rows at a time): up to 16 rows the kernels that read w as it comes are the faster
+#: ones (H200, [2048, 2048]: 16 rows 18 us, tiles of 32 x 32 take 35 us for any number up to 64).
+GEMV = ((1, 1), (4, 4), (16, 8))
 
 _PLAIN = Epilogue()
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """A kernel, when it applies and what it needs; ``make`` gives its dispatch for the problem
-    or for one piece of it."""
+    """A kernel and when it applies; ``make`` gives its dispatch for the problem or for one piece
+    of it."""
 
     name: str
     guard: Scalar
-    features: tuple[str, ...]
     make: Callable[[Problem], DispatchSpec]
 
 
@@ -47,17 +47,12 @@ def emit_matmul(
         a = materialize(b, a, f"{name}_rows")
     problem = Problem(name, a, w, out, epilogue)
     choices = _choices(b, problem)
-    pieces = row_pieces(w, 1)
-    routes = []
-    if pieces is None:
-        routes = [RouteSpec(c.name, [c.make(problem)], c.guard, c.features) for c in choices]
-    else:
-        whole = whole_limits(w)
-        for c in choices:
-            routes.append(RouteSpec(c.name, [c.make(problem)], c.guard, c.features, whole))
-        for c in choices:
-            parts = [c.make(problem.of_piece(piece)) for piece in pieces]
-            routes.append(RouteSpec(f"{c.name}_pieces", parts, c.guard, c.features))
+    pieces = row_pieces(b, w, 1)
+    limits = () if pieces is None else whole_limits(w)
+    routes = [RouteSpec(c.name, [c.make(problem)], c.guard, limits=limits) for c in choices]
+    for c in choices if pieces is not None else ():
+        parts = [c.make(problem.of_piece(piece)) for piece in pieces]
+        routes.append(RouteSpec(f"{c.name}_pieces", parts, c.guard))
     b.step(*routes)
 
 
@@ -65,19 +60,20 @@ def _choices(b: Builder, problem: Problem) -> list[_Choice]:
     """Every kernel for the problem, in order of preference; the last always applies."""
     found: list[_Choice] = []
     least, most = bounds(problem.m)
-    for limit in (1, GEMV_ROWS):
-        if least > limit or (limit > 1 and most <= 1):
+    for limit, tile in GEMV:
+        if least > limit:
             continue
+        if most <= limit:
+            # All tiles of one size, as few as there can be: 12 rows are two tiles of 6.
+            tile = ceil_div(most, ceil_div(most, tile)) if most > 0 else 1
         guard = less_equal(problem.m, limit)
-        tile = max(1, min(limit, most))
-        for feature in gemv_features(problem, tile):
-            make = partial(gemv_dispatch, b, m_tile=tile, feature=feature)
-            label = f"gemv{tile}_{feature}" if feature else f"gemv{tile}"
-            found.append(_Choice(label, guard, (feature,) if feature else (), make))
-    if most > GEMV_ROWS:
-        enough = less_equal(ENOUGH_GROUPS, tiles(problem, LARGE))
-        for label, guard, config in (("gemm_large", enough, LARGE), ("gemm_small", 1, SMALL)):
-            found.append(_Choice(label, guard, (), partial(gemm_dispatch, b, config=config)))
+        make = partial(gemv_dispatch, b, m_tile=tile)
+        found.append(_Choice(f"gemv{tile}", guard, make))
+        if most <= limit:
+            return found
+    enough = less_equal(ENOUGH_GROUPS, tiles(problem, LARGE))
+    found.append(_Choice("gemm_large", enough, partial(gemm_dispatch, b, config=LARGE)))
+    found.append(_Choice("gemm_small", 1, partial(gemm_dispatch, b, config=SMALL)))
     return found
 
 

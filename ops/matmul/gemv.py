@@ -1,4 +1,8 @@
-"""The kernels for few rows: bound by reading ``w`` once, so they read it as wide as they can."""
+"""The kernels for few rows: bound by reading ``w`` once, so they read it as wide as they can.
+
+Measured on an H200 (f32, M = 1): [2048, 2048] 7.1 us, [8192, 2048] 17.9 us (3.8 TB/s),
+[128256, 2048] 229 us (4.6 TB/s, what a copy reaches). Adding up through subgroups instead of
+workgroup memory was tried and was 2-5 % slower there, so there is one route for all devices."""
 
 from __future__ import annotations
 
@@ -13,39 +17,35 @@ from executorch_wgpu.ops.matmul.problem import (
     describe_epilogue,
     effective_strides,
     is_vector,
-    weight_operand,
 )
 from executorch_wgpu.ops.symbolic import Scalar, ceil_div, upper_bound
 
-#: Lanes that walk a row of w together, where a row has at least this many loads: a workgroup's.
-_WHOLE_WORKGROUP = 64
+#: Rows of ``a`` that a kernel holds in registers at once, at most.
+MAX_TILE = 8
 
 
 @dataclass(frozen=True)
 class RowsConfig:
-    """How ``gemv_rows.wgsl`` divides the work: ``lanes`` walk ``rows`` rows of w together,
-    ``slices`` such groups make a workgroup."""
+    """How ``gemv_rows.wgsl`` divides the work: ``lanes`` (a power of two) walk ``rows`` rows of w
+    together, ``slices`` such groups make a workgroup, ``unroll`` loads of a row are in flight."""
 
     lanes: int
     rows: int
     slices: int
-    unroll: int = 1
-
-    @property
-    def workgroup(self) -> int:
-        return self.lanes * self.slices
+    unroll: int
 
     @staticmethod
     def choose(units: int, n: int, m_tile: int) -> RowsConfig:
-        """``units``: loads a row of w takes. ``n``: rows of w. A lane should have a few loads to
-        wait for at once, and the device enough workgroups to be full."""
-        rows = 1 if n < 4096 else 2 if n < 16384 else 4
-        rows = max(1, min(rows, 8 // m_tile))
-        if units < _WHOLE_WORKGROUP:
-            lanes = max(4, 1 << max(units - 1, 0).bit_length())
-            return RowsConfig(lanes, 1, max(1, 64 // lanes))
-        lanes = 64 if units < 256 else 128 if units < 1024 else 256
-        return RowsConfig(lanes, rows, 1)
+        """``units``: loads a row of w takes. ``n``: rows of w. ``m_tile``: rows of a. Chosen by
+        sweeps on an H200; there the neighbours are within some percent."""
+        if units < 64:
+            # Rows too short for a workgroup: several share it. Each result has a lane to store it.
+            lanes = max(8, 1 << max(units - 1, 0).bit_length())
+            return RowsConfig(lanes, 1, 64 // lanes, 1)
+        lanes = 64 if units < 256 or (m_tile > 1 and n >= 2048) else 128
+        rows = 2 if m_tile > 4 or (lanes == 64 and m_tile == 1 and n >= 16384) else 1
+        most = 4 if m_tile == 1 else 2 if m_tile <= 4 else 1
+        return RowsConfig(lanes, rows, 1, max(1, min(most, units // lanes)))
 
 
 def reads_along_k(problem: Problem) -> bool:
@@ -54,47 +54,27 @@ def reads_along_k(problem: Problem) -> bool:
     return strides[2] == 1 or strides[1] != 1
 
 
-def gemv_features(problem: Problem, m_tile: int) -> list[str]:
-    """The optional features of WebGPU that a kernel exists for, best first; the last is "" for
-    the kernel that needs none."""
-    if reads_along_k(problem) and _rows_config(problem, m_tile).lanes >= _WHOLE_WORKGROUP:
-        return ["subgroups", ""]
-    return [""]
-
-
-def gemv_dispatch(b: Builder, problem: Problem, m_tile: int, feature: str = "") -> DispatchSpec:
-    """One dispatch for at most ``m_tile`` rows of ``a`` (1 to 4). ``feature``: one of
-    :func:`gemv_features`."""
+def gemv_dispatch(b: Builder, problem: Problem, m_tile: int) -> DispatchSpec:
+    """One dispatch, right for any number of rows, good for few. ``m_tile``: rows of ``a`` that
+    are multiplied with one reading of ``w``, 1 to MAX_TILE."""
     if reads_along_k(problem):
-        return _rows(b, problem, m_tile, feature == "subgroups")
+        return _rows(b, problem, m_tile)
     return _columns(b, problem, m_tile)
 
 
-def _vector(problem: Problem) -> int | None:
-    """2 where both factors can be read four elements of k at a time."""
-    return 2 if is_vector(problem.a, 2) and is_vector(problem.w, 2) else None
-
-
-def _rows_config(problem: Problem, m_tile: int) -> RowsConfig:
-    units = problem.k if _vector(problem) is None else problem.k // 4
-    return RowsConfig.choose(upper_bound(units), upper_bound(problem.n), m_tile)
-
-
 def _rows(
-    b: Builder,
-    problem: Problem,
-    m_tile: int,
-    subgroups: bool,
-    config: RowsConfig | None = None,
+    b: Builder, problem: Problem, m_tile: int, config: RowsConfig | None = None
 ) -> DispatchSpec:
-    vector, config = _vector(problem), config or _rows_config(problem, m_tile)
-    params: dict[str, Number] = {"UNITS": problem.k if vector is None else problem.k // 4}
+    vector = 2 if is_vector(problem.a, 2) and is_vector(problem.w, 2) else None
+    units = problem.k if vector is None else problem.k // 4
+    config = config or RowsConfig.choose(upper_bound(units), upper_bound(problem.n), m_tile)
+    workgroup = config.lanes * config.slices
     return _dispatch(
         b,
         problem,
         "rows",
-        (Operand("a", problem.a, vector), weight_operand(problem, vector)),
-        params,
+        (Operand("a", problem.a, vector), Operand("w", problem.w, vector)),
+        {"UNITS": units},
         blocks=ceil_div(problem.n, config.rows * config.slices),
         m_tile=m_tile,
         consts={
@@ -102,33 +82,27 @@ def _rows(
             "R": config.rows,
             "SLICES": config.slices,
             "UNROLL": config.unroll,
-            "SUBGROUPS": subgroups,
         },
-        workgroup=(config.workgroup,),
-        workgroup_bytes=4 * config.workgroup * m_tile * config.rows,
-        extensions=("subgroups",) if subgroups else (),
+        workgroup=(workgroup,),
+        workgroup_bytes=4 * workgroup * m_tile * config.rows,
     )
 
 
 def _columns(b: Builder, problem: Problem, m_tile: int) -> DispatchSpec:
     vector = 1 if is_vector(problem.w, 1) else None
     units = problem.n if vector is None else problem.n // 4
-    lanes, slices = 16, 8
-    while lanes > 4 and upper_bound(units) <= lanes // 2:
-        lanes, slices = lanes // 2, slices * 2
-    params: dict[str, Number] = {"UNITS": units, "K": problem.k}
+    lanes, slices = 8, 32 if m_tile <= 4 else 16
     return _dispatch(
         b,
         problem,
         "columns",
-        (Operand("a", problem.a), weight_operand(problem, vector)),
-        params,
+        (Operand("a", problem.a), Operand("w", problem.w, vector)),
+        {"UNITS": units, "K": problem.k},
         blocks=ceil_div(units, lanes),
         m_tile=m_tile,
-        consts={},
+        consts={"LEFT": 4},
         workgroup=(lanes, slices),
         workgroup_bytes=(4 if vector is None else 16) * lanes * slices * m_tile,
-        extensions=(),
     )
 
 
@@ -144,22 +118,22 @@ def _dispatch(
     consts: dict[str, object],
     workgroup: Sequence[int],
     workgroup_bytes: int,
-    extensions: Sequence[str],
 ) -> DispatchSpec:
-    groups = blocks * problem.batch
-    params |= {"M": problem.m, "N": problem.n, "BLOCKS": blocks, "GROUPS": groups}
+    tiles = ceil_div(problem.m, m_tile)
+    params |= {"M": problem.m, "N": problem.n}
+    if problem.batch != 1:
+        params["BATCH"] = problem.batch
     reads = {operand.variable: operand.bind for operand in operands}
     a, w = (operand.describe(params) for operand in operands)
     epilogue = describe_epilogue(problem, params, reads)
     return b.dispatch(
         f"matmul/gemv_{kind}.wgsl",
-        f"{problem.name}_gemv_{kind}",
+        f"{problem.name}_gemv{m_tile}_{kind}",
         reads=reads,
         writes={"out": bind_out(problem)},
         params=params,
-        consts={"A": a, "W": w, "M_TILE": m_tile, **consts, **epilogue},
-        grid=linear_grid(groups),
+        consts={"A": a, "W": w, "M_TILE": m_tile, "TILED": tiles != 1, **consts, **epilogue},
+        grid=linear_grid(blocks * tiles * problem.batch),
         workgroup=workgroup,
         workgroup_bytes=workgroup_bytes,
-        extensions=extensions,
     )

@@ -36,15 +36,16 @@ class Epilogue:
 @dataclass(frozen=True)
 class Problem:
     """``a`` [B, M, K] and ``w`` [B, N, K], any strides; ``out`` contiguous with B * M * N
-    elements, offset 0. Sizes may be live. ``piece``: the rows of ``w`` that are bound, None for
-    all of them."""
+    elements, offset 0. Sizes may be live. ``piece_of``: all of w, where ``w`` is its rows from
+    ``first`` on."""
 
     name: str
     a: Tensor
     w: Tensor
     out: Tensor
     epilogue: Epilogue = Epilogue()
-    piece: Piece | None = None
+    first: int = 0
+    piece_of: Tensor | None = None
 
     @property
     def batch(self) -> Scalar:
@@ -56,8 +57,13 @@ class Problem:
 
     @property
     def n(self) -> Scalar:
-        """Columns that are computed: those of the piece, if there is one."""
-        return size(self.w, 1) if self.piece is None else self.piece.count
+        """Columns that are computed: those of the piece, if it is one."""
+        return size(self.w, 1)
+
+    @property
+    def out_n(self) -> Scalar:
+        """Columns of ``out``."""
+        return size(self.piece_of or self.w, 1)
 
     @property
     def k(self) -> Scalar:
@@ -65,7 +71,7 @@ class Problem:
 
     def of_piece(self, piece: Piece) -> Problem:
         """The part of the problem that reads one piece of ``w``."""
-        return replace(self, piece=piece)
+        return replace(self, w=piece.tensor, first=piece.first, piece_of=self.w)
 
 
 def size(tensor: Tensor, dim: int) -> Scalar:
@@ -95,20 +101,17 @@ def effective_strides(tensor: Tensor) -> tuple[Scalar, ...]:
 @dataclass(frozen=True)
 class Operand:
     """A tensor as a kernel reads it. ``vector``: the dimension counted in units of four, None
-    when elements are read one by one. ``byte_offset``, ``byte_size``: the part that is bound.
-    ``offset``: of the first element within that part, in elements; the tensor's own by default."""
+    when elements are read one by one. ``byte_offset``: where its binding starts."""
 
     variable: str
     tensor: Tensor
     vector: int | None = None
-    offset: Scalar | None = None
     byte_offset: int = 0
-    byte_size: int | None = None
 
     @property
     def bind(self) -> Bind:
         element = "f32" if self.vector is None else "vec4<f32>"
-        return Bind(self.tensor, element, self.byte_offset, self.byte_size)
+        return Bind(self.tensor, element, self.byte_offset)
 
     def describe(self, params: dict[str, Number]) -> dict[str, Any]:
         """Declare the parameters of the address in ``params`` and describe it to the templates:
@@ -116,7 +119,6 @@ class Operand:
         a stride of 1, None for a stride of 0. Units are what the binding counts in."""
         unit = 1 if self.vector is None else 4
         prefix = self.variable.upper()
-        offset = self.tensor.offset if self.offset is None else self.offset
         names: list[str | None] = []
         for dim, stride in enumerate(effective_strides(self.tensor)):
             step = stride if dim == self.vector else stride // unit
@@ -125,7 +127,7 @@ class Operand:
             else:
                 names.append(f"{prefix}_S{dim}")
                 params[f"{prefix}_S{dim}"] = step
-        start = offset // unit
+        start = self.tensor.offset // unit
         if start != 0:
             params[f"{prefix}_AT"] = start
         return {
@@ -136,19 +138,10 @@ class Operand:
         }
 
 
-def weight_operand(problem: Problem, vector: int | None) -> Operand:
-    """``w``, or the piece of it."""
-    piece = problem.piece
-    if piece is None:
-        return Operand("w", problem.w, vector)
-    return Operand("w", problem.w, vector, piece.offset, piece.byte_offset, piece.byte_size)
-
-
 def bind_out(problem: Problem, element: str = "f32") -> Bind:
     """``out`` from the first column of the piece on. Pieces start at multiples of 64 columns,
     hence at multiples of 256 bytes."""
-    first = 0 if problem.piece is None else problem.piece.first
-    return Bind(problem.out, element, first * problem.out.dtype.storage_bytes)
+    return Bind(problem.out, element, problem.first * problem.out.dtype.storage_bytes)
 
 
 def describe_epilogue(
@@ -156,20 +149,19 @@ def describe_epilogue(
 ) -> dict[str, Any]:
     """Declare the parameters and bindings of the epilogue; returns what the templates' macro
     ``finish_function`` needs, and BATCHED."""
-    shape = (problem.a.shape[0], problem.a.shape[1], problem.w.shape[1])
-    first = 0 if problem.piece is None else problem.piece.first
+    shape = (problem.a.shape[0], problem.a.shape[1], problem.out_n)
     described = []
     for index, tensor in enumerate(problem.epilogue.operands):
         view = tensor.expand(shape)
-        stride = effective_strides(view)[2]
+        skip = problem.first * effective_strides(view)[2]
         name = f"e{index}_data"
-        if isinstance(stride, int):
-            operand = Operand(name, view, byte_offset=first * stride * view.dtype.storage_bytes)
+        if isinstance(skip, int):
+            operand = Operand(name, view, byte_offset=skip * view.dtype.storage_bytes)
         else:
-            operand = Operand(name, view, offset=view.offset + first * stride)
+            operand = Operand(name, view.with_layout(shape, view.strides, view.offset + skip))
         reads[name] = operand.bind
         described.append(operand.describe(params))
-    params["OUT_N"] = size(problem.w, 1)
+    params["OUT_N"] = problem.out_n
     return {
         "EPILOGUE": problem.epilogue.expression,
         "EPILOGUE_OPERANDS": described,

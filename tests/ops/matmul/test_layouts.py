@@ -87,8 +87,18 @@ def view_of(x: torch.Tensor, layout: str, rows: int, columns: int) -> torch.Tens
 
 @pytest.mark.parametrize("m", [1, 3, 37])
 @pytest.mark.parametrize("right", LAYOUTS)
-@pytest.mark.parametrize("left", ["plain", "permuted", "every second column", "one row for all"])
-def test_mm_of_views(device: Any, left: str, right: str, m: int) -> None:
+def test_views_on_the_right(device: Any, right: str, m: int) -> None:
+    check_mm(device, "plain", right, m)
+
+
+@pytest.mark.parametrize("m", [1, 3, 37])
+@pytest.mark.parametrize("right", ["plain", "permuted", "every second row"])
+@pytest.mark.parametrize("left", ["permuted", "every second column", "one row for all"])
+def test_views_on_both_sides(device: Any, left: str, right: str, m: int) -> None:
+    check_mm(device, left, right, m)
+
+
+def check_mm(device: Any, left: str, right: str, m: int) -> None:
     k, n = 68, 36
     c = Chain()
     a, w = c.input("a", LAYOUTS[left](m, k)), c.input("w", LAYOUTS[right](k, n))
@@ -116,7 +126,7 @@ def test_views_on_the_left(device: Any, left: str) -> None:
         assert_close(y, view_of(data, left, m, k).double() @ w.double().T)
 
 
-@pytest.mark.parametrize("heads", [1, 2, 6])
+@pytest.mark.parametrize("heads", [1, 6])
 def test_scores_and_values_of_attention(device: Any, heads: int) -> None:
     """q [S, H, D] by k [T, H, D] and the result by v [T, H, D], heads moved to the front by
     views: T is live as N, then live as K; S is live as M."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from executorch_wgpu.ops.builder import Builder
 from executorch_wgpu.ops.matmul import pieces
 from executorch_wgpu.ops.tensor import Storage, Tensor
 from executorch_wgpu.serialization.dispatch_list import BufferKind, DType
@@ -31,52 +32,54 @@ def test_linear_in_pieces(device: Any, monkeypatch: pytest.MonkeyPatch, n: int, 
     whole = [route for route in routes if route.limits]
     assert whole and all(len(route.dispatches) == 1 for route in whole)
     assert routes[-1].name == "gemm_small_pieces" and len(routes[-1].dispatches) > 1
+    sizes = [buffer.size for buffer in graph.program.buffers]
     for route in routes:
         if not route.limits:
             assert len({dispatch.kernel for dispatch in route.dispatches}) == 2
-            assert all(dispatch.bindings[1].size <= 32 << 10 for dispatch in route.dispatches)
+            assert all(sizes[d.bindings[1].buffer] <= 32 << 10 for d in route.dispatches)
     golden = x.double() @ w.double().T + bias.double()
     for rows in (1, 3, 70):
         (y,) = graph.execute([rows, x[:rows].numpy()])
         assert_close(y, golden[:rows])
 
 
-def tensor(
+def constant(
     shape: tuple[int, ...], strides: tuple[int, ...], offset: int, elements: int,
     kind: BufferKind = BufferKind.CONSTANT,
 ) -> Tensor:  # fmt: skip
-    return Tensor(DType.F32, shape, strides, offset, Storage(kind, 4 * elements, "w"))
+    data = torch.arange(elements, dtype=torch.float32)
+    return Tensor(DType.F32, shape, strides, offset, Storage(kind, 4 * elements, "w", data))
 
 
 @pytest.mark.parametrize("offset", [0, 1, 100])
-@pytest.mark.parametrize(
-    ("rows", "row", "stride"), [(640, 16, 16), (200, 15, 15), (130, 5, 20), (64, 1, 1)]
-)
+@pytest.mark.parametrize(("rows", "row", "stride"), [(640, 16, 16), (200, 15, 15), (130, 5, 20)])
 def test_pieces_cover_every_row_once(
     monkeypatch: pytest.MonkeyPatch, rows: int, row: int, stride: int, offset: int
 ) -> None:
     monkeypatch.setattr(pieces, "BINDING_LIMIT", 8192)
-    elements = offset + rows * stride
-    found = pieces.row_pieces(tensor((rows, row), (stride, 1), offset, elements), 0)
-    if 4 * elements <= 8192:
-        assert found is None
-        return
+    whole = constant((rows, row), (stride, 1), offset, offset + rows * stride)
+    b = Builder()
+    found = pieces.row_pieces(b, whole, 0)
     assert found is not None
-    assert [p.first for p in found] == [sum(q.count for q in found[:i]) for i in range(len(found))]
-    assert sum(p.count for p in found) == rows
+    at = 0
     for piece in found:
-        assert piece.byte_offset % 256 == 0 and piece.byte_size <= 8192
-        start = piece.byte_offset // 4 + piece.offset
-        assert start == offset + piece.first * stride
-        assert piece.offset + (piece.count - 1) * stride + row <= piece.byte_size // 4
-        assert piece.byte_offset + piece.byte_size <= 4 * elements
+        assert piece.first == at and at % 64 == 0
+        storage, count = piece.tensor.storage, int(piece.tensor.shape[0])
+        assert storage.data is whole.storage.data and storage.size_bytes <= 8192
+        assert storage.data_offset == 4 * (offset + at * stride)
+        assert storage.size_bytes == 4 * ((count - 1) * stride + row)
+        at += count
+    assert at == rows
+    again = pieces.row_pieces(b, whole, 0)
+    assert again is not None
+    assert [p.tensor.storage for p in again] == [p.tensor.storage for p in found]
 
 
 def test_what_cannot_be_cut_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "BINDING_LIMIT", 1024)
-    small = tensor((4, 64), (64, 1), 0, 256)
-    columns = tensor((64, 16), (1, 64), 0, 1024)  # rows lie across each other
-    long_rows = tensor((64, 4), (4, 1), 0, 512)
-    scratch = tensor((128, 3), (3, 1), 0, 384, BufferKind.SCRATCH)
+    small = constant((4, 64), (64, 1), 0, 256)
+    columns = constant((64, 16), (1, 64), 0, 1024)  # rows lie across each other
+    long_rows = constant((64, 5), (5, 1), 0, 320)
+    scratch = constant((128, 3), (3, 1), 0, 384, BufferKind.SCRATCH)
     for case in (small, columns, long_rows, scratch):
-        assert pieces.row_pieces(case, 0) is None
+        assert pieces.row_pieces(Builder(), case, 0) is None

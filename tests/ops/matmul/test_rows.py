@@ -51,7 +51,7 @@ def test_linear(device: Any, n: int, k: int) -> None:
     run_rows(c.graph(device), data, golden, ROWS)
 
 
-@pytest.mark.parametrize(("n", "k"), SHAPES)
+@pytest.mark.parametrize(("n", "k"), SHAPES[1::2])
 def test_mm(device: Any, n: int, k: int) -> None:
     """The second factor is [K, N] and read along n."""
     c = Chain()
