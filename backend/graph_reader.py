@@ -14,10 +14,16 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from executorch_wgpu.backend import fx_adapter as fx
 from executorch_wgpu.backend.live_scalars import LiveScalars, Readings, Source
-from executorch_wgpu.backend.symbols import UnsupportedSymbol, symbols_of, to_scalar
+from executorch_wgpu.backend.symbols import (
+    UnsupportedSymbol,
+    environment_of,
+    recorded_range,
+    symbols_of,
+    to_scalar,
+)
 from executorch_wgpu.ops import registry
 from executorch_wgpu.ops.call import ChainCheck, ChainInput, OpChain, Value
-from executorch_wgpu.ops.symbolic import Scalar, Sym
+from executorch_wgpu.ops.symbolic import INT32_MAX, Scalar, Sym, symbol
 from executorch_wgpu.ops.tensor import dtype_bytes
 from executorch_wgpu.serialization.dispatch_list import SymSource
 
@@ -38,14 +44,38 @@ class _Element:
     dims: list[tuple[Any, int | None]] = field(default_factory=list)
 
 
-class GraphReader:
-    """One ExportedProgram in edge dialect.
+@dataclass(frozen=True)
+class Part:
+    """A part of a graph, read as the delegate that it would become. ``nodes``: in order.
+    ``kept``: placeholders of the constants and states that go into the delegate."""
 
-    ``user_inputs``: placeholders that are arguments, in order. ``live``: its live scalars.
-    ``reader``: turns its nodes into OpCalls.
+    nodes: tuple[torch.fx.Node, ...]
+    kept: frozenset[torch.fx.Node]
+
+    def inputs(self) -> list[torch.fx.Node]:
+        """What the delegate takes as arguments."""
+        inside = {*self.nodes, *self.kept}
+        needed = [source for node in self.nodes for source in node.all_input_nodes]
+        return [node for node in dict.fromkeys(needed) if node not in inside]
+
+    def outputs(self) -> list[torch.fx.Node]:
+        """What is used outside."""
+        inside = set(self.nodes)
+        return [node for node in self.nodes if any(user not in inside for user in node.users)]
+
+
+class GraphReader:
+    """One ExportedProgram in edge dialect, or a part of it.
+
+    ``user_inputs``: nodes that are arguments, in order. ``live``: its live scalars.
+    ``reader``: turns its nodes into OpCalls. With ``assume``, numbers that the graph computes
+    (the length of a ``nonzero``) count as known where they are bounded: to a delegate that gets a
+    tensor of that length they are.
     """
 
-    def __init__(self, program: ExportedProgram) -> None:
+    def __init__(
+        self, program: ExportedProgram, part: Part | None = None, *, assume: bool = False
+    ) -> None:
         self.program = program
         signature = program.graph_signature
         self.kinds = {spec.arg.name: spec.kind for spec in signature.input_specs}
@@ -55,13 +85,19 @@ class GraphReader:
             for spec in signature.output_specs
             if spec.kind is OutputKind.BUFFER_MUTATION
         }
-        self.nodes = list(program.graph.nodes)
-        self.user_inputs = [
-            node
-            for node in self.nodes
-            if node.op == "placeholder" and self.kinds.get(node.name) not in _CONSTANT_KINDS
-        ]
+        if part is None:
+            self.nodes = list(program.graph.nodes)
+            self.user_inputs = [
+                node
+                for node in self.nodes
+                if node.op == "placeholder" and self.kinds.get(node.name) not in _CONSTANT_KINDS
+            ]
+        else:
+            self.nodes, self.user_inputs = list(part.nodes), part.inputs()
+        self._arguments = frozenset(self.user_inputs)
         self.live = self._live_scalars()
+        if assume:
+            self._assume()
         self.reader = fx.CallReader(self.live.bindings, self._constant, self.targets)
 
     # -- constants and states --------------------------------------------------------------
@@ -74,7 +110,7 @@ class GraphReader:
 
     def tensor_of(self, node: torch.fx.Node) -> torch.Tensor | None:
         """The parameter, buffer or constant behind a placeholder, None for an argument."""
-        if self.kinds.get(node.name) not in _CONSTANT_KINDS:
+        if self.kinds.get(node.name) not in _CONSTANT_KINDS or node in self._arguments:
             return None
         target = self.targets[node.name]
         for home in (self.program.state_dict, self.program.constants):
@@ -114,6 +150,20 @@ class GraphReader:
             elif node.op == "call_function":
                 self._note_indexing(readings, node)
         return readings.resolve()
+
+    def _assume(self) -> None:
+        live = self.live
+        for node in self.nodes:
+            for value in _numbers(node.meta.get("val")):
+                for sym in sorted(symbols_of([value]) - {*live.bindings, *live.problems}, key=str):
+                    lo, hi = recorded_range(
+                        sym, environment_of(value), self.program.range_constraints
+                    )
+                    if hi is None or hi > INT32_MAX:
+                        live.problems[sym] = f"{sym} has no upper bound: state one, torch._check"
+                    else:
+                        index = len(live.symints) + len(live.bindings)
+                        live.bindings[sym] = symbol(index, str(sym), max(lo or 0, 0), hi)
 
     def _note_indexing(self, readings: Readings, node: torch.fx.Node) -> None:
         """What a live scalar addresses bounds it: a cache, a slice, a selected dimension."""
@@ -163,9 +213,7 @@ class GraphReader:
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.dtype not in _INTEGER:
             return None
-        if node.op == "placeholder":
-            if node not in self.user_inputs:
-                return None
+        if node in self._arguments:
             dims: list[tuple[Any, int | None]] = []
             stride: int | None = 1
             for size in reversed(value.shape):
@@ -210,6 +258,9 @@ class GraphReader:
             if fx.is_symbolic(node):
                 self.reader.value(node)
                 return None
+            name = fx.op_name(node.args[0] if fx.is_mutation(node) else node.target)
+            if registry.lowering_of(name) is None:
+                return f"no lowering for {name}"
             call = self.reader.call(node)
             reason = registry.unsupported_reason(call)
             return reason or _too_large([*call.input_values(), *call.outputs])
@@ -316,15 +367,18 @@ def _is_one_element(value: torch.Tensor) -> bool:
     return all(_is_one(size) for size in value.shape)
 
 
-def _sizes(node: torch.fx.Node) -> list[Any]:
-    """Every symbolic number in the values around a node."""
+def _numbers(value: Any) -> list[Any]:
+    """The ints, live or not, of a node's value: its sizes, or itself."""
+    values = value if isinstance(value, (list, tuple)) else [value]
     found: list[Any] = []
-    for item in [node, *node.all_input_nodes]:
-        value = item.meta.get("val")
-        values = value if isinstance(value, (list, tuple)) else [value]
-        for one in values:
-            found.append(list(one.shape) if isinstance(one, torch.Tensor) else one)
+    for one in values:
+        found += list(one.shape) if isinstance(one, torch.Tensor) else [one]
     return found
+
+
+def _sizes(node: torch.fx.Node) -> list[Any]:
+    """Every number in the values around a node."""
+    return [n for item in [node, *node.all_input_nodes] for n in _numbers(item.meta.get("val"))]
 
 
 def _too_large(values: list[Value]) -> str | None:

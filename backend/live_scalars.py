@@ -14,12 +14,16 @@ from typing import Any
 
 import sympy
 import torch
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from executorch_wgpu.backend.symbols import (
+    Bindings,
     UnsupportedSymbol,
+    bounds_of,
     environment_of,
     expression_of,
     recorded_range,
+    substituted,
     to_scalar,
 )
 from executorch_wgpu.ops import symbolic
@@ -52,7 +56,7 @@ class LiveScalars:
     SymInts; ``problems``: why a symbol has none."""
 
     symints: list[SymInt] = field(default_factory=list)
-    bindings: dict[sympy.Symbol, Scalar] = field(default_factory=dict)
+    bindings: Bindings = field(default_factory=dict)
     checks: list[ChainCheck] = field(default_factory=list)
     by_source: dict[Source, int] = field(default_factory=dict)
     problems: dict[sympy.Symbol, str] = field(default_factory=dict)
@@ -116,9 +120,8 @@ class Readings:
             old = ranges.get(reading.source, (INT32_MIN, INT32_MAX))
             ranges[reading.source] = max(old[0], new[0]), min(old[1], new[1])
         for reading in later:
-            least = 0 if reading.source.kind is SymSource.INPUT_DIM else INT32_MIN
             names.setdefault(reading.source, reading.name)
-            ranges.setdefault(reading.source, (least, INT32_MAX))
+            ranges.setdefault(reading.source, self._expression_range(reading))
         for source, (lo, hi) in ranges.items():
             result.by_source[source] = len(result.symints)
             result.symints.append(
@@ -126,8 +129,10 @@ class Readings:
             )
         for sym, source in bound.items():
             result.bindings[sym] = self._symbol(result, source)
-        for reading in later:
-            self._relate(result, reading)
+        while later:
+            # Those that say most about a symbol first.
+            later.sort(key=lambda reading: len(_unknown(reading, result)))
+            self._relate(result, later.pop(0))
         return result
 
     @staticmethod
@@ -139,22 +144,35 @@ class Readings:
         return symbolic.symbol(index, entry.name, entry.lo, entry.hi)
 
     def _relate(self, result: LiveScalars, reading: _Reading) -> None:
-        """A reading whose value is an expression: solve it for its one unknown symbol, and make
-        the relation a check."""
+        """A reading whose value is an expression: solve it for an unknown symbol, or make the
+        relation a check where all symbols are known."""
         expression = expression_of(reading.value)
         value = self._symbol(result, reading.source)
-        unknown = _free(expression) - set(result.bindings)
+        unknown = _unknown(reading, result)
         if unknown & set(result.problems):
             return
         if unknown:
-            sym = min(unknown, key=str)
-            slope = sympy.diff(expression, sym) if _linear(expression, sym) else None
-            if len(unknown) > 1 or not isinstance(slope, sympy.Integer) or int(slope) < 1:
-                problem = f"{reading.name} = {expression} cannot be solved for {sym}"
-                result.problems |= dict.fromkeys(unknown, problem)
+            assert isinstance(expression, sympy.Basic)
+            expression = substituted(expression, result.bindings)
+            for sym in sorted(unknown, key=str):
+                slope = sympy.diff(expression, sym) if _linear(expression, sym) else None
+                if not isinstance(slope, sympy.Integer):
+                    continue
+                rest = sympy.expand(expression - slope * sym)
+                if len(unknown) == 1 and int(slope) >= 1:
+                    offset = to_scalar(rest, result.bindings)
+                    result.bindings[sym] = symbolic.floor_div(value - offset, int(slope))
+                    break
+                if int(slope) == 1:
+                    # Known up to the other symbols, which may cancel where it is used.
+                    stand_in = sympy.Symbol(reading.name, integer=True)
+                    result.bindings[stand_in] = value
+                    result.bindings[sym] = stand_in - rest
+                    return
+            else:
+                # Nothing to solve, but the same expression is recognised where it is used.
+                result.bindings[expression] = value
                 return
-            offset = to_scalar(sympy.expand(expression - slope * sym), result.bindings)
-            result.bindings[sym] = symbolic.floor_div(value - offset, int(slope))
         expected = to_scalar(expression, result.bindings)
         # A condition that is never met stays a check: it refuses every call, by name.
         message = f"{reading.name} is {{0}}, but must be {expression} = {{1}}"
@@ -163,6 +181,19 @@ class Readings:
             result.checks.append(ChainCheck(condition, message, (value, expected)))
 
     # -- bounds ----------------------------------------------------------------------------
+
+    def _expression_range(self, reading: _Reading) -> tuple[int, int]:
+        """The range of a reading that is an expression of symbols."""
+        least = 0 if reading.source.kind is SymSource.INPUT_DIM else INT32_MIN
+        expression = expression_of(reading.value)
+        ranges = {}
+        for sym in _free(expression):
+            lo, hi = self._recorded(sym)
+            ranges[sym] = lo if lo is None or _is_unbacked(sym) else _least_size(lo), hi
+        lo, hi = bounds_of(expression, ranges)
+        return max(least, least if lo is None else lo), min(
+            INT32_MAX, INT32_MAX if hi is None else hi
+        )
 
     def _range(self, sym: sympy.Symbol, reading: _Reading) -> tuple[int, int]:
         lo, hi = self._recorded(sym)
@@ -183,6 +214,8 @@ class Readings:
                 hi = room  # derived by the exporter from sizes of at least 2
             index_lo = 0
             index_hi = room if index_hi is None else min(index_hi, room)
+        if lo is not None and not _is_unbacked(sym):
+            lo = _least_size(lo)  # a size, read outside and given as an int
         lows = [v for v in (lo, index_lo) if v is not None]
         highs = [v for v in (hi, index_hi) if v is not None]
         return max([*lows, INT32_MIN]), min([*highs, INT32_MAX])
@@ -214,6 +247,18 @@ def _least_size(lo: int | None) -> int:
     if lo is None:
         return 0
     return 1 if lo == 2 else max(lo, 0)
+
+
+def _is_unbacked(sym: sympy.Symbol) -> bool:
+    """Whether the symbol is a number that the graph reads or computes, not a size of an input."""
+    return bool(symbol_is_type(sym, SymT.UNBACKED_INT))
+
+
+def _unknown(reading: _Reading, result: LiveScalars) -> set[sympy.Symbol]:
+    expression = expression_of(reading.value)
+    if not isinstance(expression, sympy.Basic):
+        return set()
+    return substituted(expression, result.bindings).free_symbols - set(result.bindings)
 
 
 def _free(expression: Any) -> set[sympy.Symbol]:

@@ -9,6 +9,7 @@ from torch.export import ExportedProgram
 
 from executorch_wgpu.backend.graph_reader import GraphReader
 from executorch_wgpu.backend.lowering import LoweredProgram, lower_chain
+from executorch_wgpu.backend.options import CompileOptions
 from executorch_wgpu.backend.passes import run_passes
 from executorch_wgpu.serialization.writer import serialize
 
@@ -30,10 +31,16 @@ class WgpuBackend(BackendDetails):
         edge_program: ExportedProgram, compile_specs: list[CompileSpec]
     ) -> PreprocessResult:
         """Lower one partition: the blob is the dispatch list, weights go to the named data."""
+        options = CompileOptions.from_specs(compile_specs)
         lowered = lower_program(edge_program)
         store = NamedDataStore()
         for key, content in lowered.data.items():
-            store.add_named_data(key, content.tobytes(), alignment=DATA_ALIGNMENT)
+            store.add_named_data(
+                key,
+                content.tobytes(),
+                alignment=DATA_ALIGNMENT,
+                external_tag=options.external_constants or None,
+            )
         return PreprocessResult(
             processed_bytes=serialize(lowered.program),
             debug_handle_map=None,

@@ -6,11 +6,13 @@ bool or an int here: that would add a guard and specialise the user's graph."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 import torch
 from torch.utils._sympy import functions as torch_functions
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from executorch_wgpu.ops import symbolic
 from executorch_wgpu.ops.symbolic import Scalar
@@ -55,20 +57,27 @@ _RELATIONS = {
 }
 
 
-def to_scalar(expression: Any, bindings: dict[sympy.Symbol, Scalar]) -> Scalar:
+#: What is known of symbols and of whole expressions: its live scalar; for a symbol that is known
+#: by way of others only (``s = dim - t``, where what is asked for cancels ``t``), an expression.
+Bindings: TypeAlias = "dict[sympy.Basic, Scalar | sympy.Basic]"
+
+
+def to_scalar(expression: Any, bindings: Bindings) -> Scalar:
     """A sympy expression, a SymInt, a SymBool or a number over live scalars. Truth values are 0
     and 1. Raises UnsupportedSymbol for a symbol without a binding or an unknown function."""
     expression = expression_of(expression)
+    if isinstance(expression, sympy.Basic):
+        expression = substituted(expression, bindings)
     if isinstance(expression, (bool, int)):
         return int(expression)
     if expression in (sympy.true, sympy.false):
         return int(expression == sympy.true)
     if isinstance(expression, sympy.Integer):
         return int(expression)
+    if expression in bindings:
+        return bindings[expression]  # type: ignore[return-value]
     if isinstance(expression, sympy.Symbol):
-        if expression not in bindings:
-            raise UnsupportedSymbol(f"{expression} is not a size or an element of an input")
-        return bindings[expression]
+        raise UnsupportedSymbol(f"{expression} is not a size or an element of an input")
     args = expression.args
 
     def sub(k: int) -> Scalar:
@@ -114,6 +123,16 @@ def to_scalar(expression: Any, bindings: dict[sympy.Symbol, Scalar]) -> Scalar:
     raise UnsupportedSymbol(f"{type(expression).__name__} in {expression} has no counterpart")
 
 
+def substituted(expression: sympy.Basic, bindings: Bindings) -> sympy.Basic:
+    """``expression`` without the symbols that are known by way of others."""
+    known = {
+        symbol: by
+        for symbol in expression.free_symbols
+        if isinstance(by := bindings.get(symbol), sympy.Basic)
+    }
+    return sympy.expand(expression.xreplace(known)) if known else expression
+
+
 def finite(bound: Any) -> int | None:
     """An end of a value range as an int, None for an infinite one."""
     if bound in (sympy.oo, -sympy.oo) or "int_oo" in str(bound):
@@ -139,3 +158,15 @@ def recorded_range(
     lows = [low for r in ranges if (low := finite(r.lower)) is not None]
     highs = [high for r in ranges if (high := finite(r.upper)) is not None]
     return max(lows, default=None), min(highs, default=None)
+
+
+def bounds_of(expression: Any, ranges: dict[sympy.Symbol, tuple[int | None, int | None]]) -> Any:
+    """(lo, hi) of an expression whose symbols lie in ``ranges``, None where it is open."""
+    if not isinstance(expression, sympy.Basic):
+        return int(expression), int(expression)
+    known = {
+        symbol: ValueRanges(-int_oo if lo is None else lo, int_oo if hi is None else hi)
+        for symbol, (lo, hi) in ranges.items()
+    }
+    found = bound_sympy(expression, known)
+    return finite(found.lower), finite(found.upper)

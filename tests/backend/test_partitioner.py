@@ -7,7 +7,7 @@ import torch
 from executorch.exir import EdgeCompileConfig, to_edge, to_edge_transform_and_lower
 from executorch.exir.backend.backend_api import to_backend
 
-from executorch_wgpu.backend import WgpuPartitioner
+from executorch_wgpu.backend import CompileOptions, WgpuPartitioner
 from executorch_wgpu.backend.partitioner import explain_program, plan_partitions
 from executorch_wgpu.runtime import Runtime
 
@@ -71,12 +71,13 @@ def test_the_to_backend_function_takes_the_partitioner():
 
 def test_what_is_not_supported_stays_with_a_reason():
     program = exports.export(Holey(), (torch.randn(3, 4),))
-    explanation = WgpuPartitioner().explain(program)
+    partitioner = WgpuPartitioner(CompileOptions(call_cost_us=0))
+    explanation = partitioner.explain(program)
     (row,) = explanation.on_cpu
     assert row.op == "aten.sort.default" and "no lowering" in row.reason
     assert explanation.delegates == 2
     # Explaining changed nothing: the same program still lowers, to what was explained.
-    lowered = to_edge_transform_and_lower(program, partitioner=[WgpuPartitioner()])
+    lowered = to_edge_transform_and_lower(program, partitioner=[partitioner])
     assert exports.delegates(lowered) == 2
     assert [op for op in exports.cpu_operators(lowered) if "sort" not in op] == []
 
