@@ -88,3 +88,19 @@ class StepProfile(Sequence[ShaderDuration]):
 
 def _times(p: ShaderDuration) -> Times:
     return Times(p.start_ns, p.end_ns, p.duration_ns, p.flags)
+
+
+def gpu_offset_ns(step: StepProfile) -> float:
+    """What to add to a step's GPU times to get the host's clock. The two clocks are not related, so
+    the step's last pass is taken to end when the host's wait did, and none to begin before the
+    host began to submit."""
+    phases = {phase.name: phase for phase in step.host}
+    if not step.passes or not step.host:
+        return float(step.host[0].start_ns) if step.host else 0.0
+    begin = min(p.start_ns for p in step.passes)
+    end = max(p.end_ns for p in step.passes)
+    waited = phases[WAIT] if WAIT in phases else step.host[-1]
+    offset = waited.end_ns - end
+    if SUBMIT in phases:
+        offset = max(offset, phases[SUBMIT].start_ns - begin)
+    return offset
