@@ -318,14 +318,15 @@ class WebGPUGraph:
         queue, buffers, profiler = self.device.queue, self._buffers, self._profiler
         offset = self._slot * LIVE_BYTES
         encoder = self.device.create_command_encoder(label=self.label)
+        if profiler is not None:
+            profiler.start(encoder, plan, admitted.symbols, copies_first=bool(fed))
         kept = self._record_feedback(encoder, fed)
         if profiler is None:
             compute = encoder.begin_compute_pass(label=self.label)
             self._recorder.record(compute, self._live_group, offset, plan.prepared, values)
             compute.end()
         else:
-            symbols = admitted.symbols
-            profiler.record(encoder, self._live_group, offset, plan, values, symbols)
+            profiler.record(encoder, self._live_group, offset, values)
         staging = pending.staging
         for output in pending.layout.outputs:
             if isinstance(output, Readback) and output.size:
@@ -375,6 +376,9 @@ class WebGPUGraph:
                 encoder.copy_buffer_to_buffer(
                     buffers[given.buffer], 0, buffers[taken.buffer], 0, size
                 )
+                if self._profiler is not None:
+                    name = program.inputs[index].name
+                    self._profiler.copied(encoder, f"feed back {name}", size)
         return kept
 
     def _collect(self, pending: PendingStep) -> list[Any]:

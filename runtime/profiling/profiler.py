@@ -37,8 +37,8 @@ class _Prepared:
 
 class Profiler:
     """Order of calls in a step: :meth:`begin`, :meth:`mark` after each phase of the host,
-    meanwhile :meth:`record`, :meth:`copied` after each copy, :meth:`finish` before the command
-    encoder is finished; after the outputs have been read :meth:`collect`.
+    meanwhile on the command encoder :meth:`start`, :meth:`record`, :meth:`copied` after each copy
+    and :meth:`finish`; after the outputs have been read :meth:`collect`.
 
     Args:
         device: a ``GPUDevice`` with the feature ``timestamp-query``.
@@ -66,7 +66,8 @@ class Profiler:
         self._prepared: dict[int, tuple[Plan, _Prepared]] = {}
         self._steps = 0
         self._passes = 0
-        self._scalars: tuple[tuple[str, int], ...] = ()
+        self._plan: Plan | None = None
+        self._symbols: Sequence[int] = ()
         self._marks: list[tuple[str, int]] = []
 
     # -- the host's time ---------------------------------------------------------------------
@@ -81,25 +82,31 @@ class Profiler:
 
     # -- recording ---------------------------------------------------------------------------
 
-    def record(
-        self,
-        encoder: Any,
-        live: Any,
-        offset: int,
-        plan: Plan,
-        values: Sequence[int],
-        symbols: Sequence[int],
+    def start(
+        self, encoder: Any, plan: Plan, symbols: Sequence[int], copies_first: bool = False
     ) -> None:
-        """Like a recorder's ``record``, but on a command encoder, with a pass a dispatch."""
-        prepared = self._prepare(plan)
-        pool, commands = self.pool, plan.commands
-        pool.initialize(len(commands) + _SPARE)
+        """The step's command encoder is open.
+
+        Args:
+            symbols: the live scalars.
+            copies_first: copies come before the dispatches; an empty pass marks where they begin.
+        """
+        self._plan, self._symbols = plan, symbols
+        pool = self.pool
+        pool.initialize(len(plan.commands) + _SPARE)
         pool.reset(pool.capacity)
         self._passes = 0
-        self._scalars = tuple(
-            (s.name, value) for s, value in zip(self.program.symints, symbols, strict=True)
-        )
-        costs = self._costs(plan, prepared, symbols)
+        if copies_first:
+            encoder.begin_compute_pass(label="begin", timestamp_writes=pool.writes_for(0)).end()
+            pool.record(0, ShaderDuration(0, "begin", kind="marker"))
+            self._passes = 1
+
+    def record(self, encoder: Any, live: Any, offset: int, values: Sequence[int]) -> None:
+        """Like a recorder's ``record``, but on a command encoder, with a pass a dispatch."""
+        plan, pool = self._plan, self.pool
+        assert plan is not None, "start() sets it"
+        prepared, commands = self._prepare(plan), plan.commands
+        costs = self._costs(plan, prepared, self._symbols)
         order = _Order()
         for i, command in enumerate(commands):
             x, y, z = (values[at] for at in command.grid)
@@ -149,12 +156,14 @@ class Profiler:
         passes: tuple[ShaderDuration, ...] = ()
         if self._passes:
             self.pool.extract_results(token)
-            passes = tuple(self.pool.results())
+            passes = tuple(p for p in self.pool.results() if p.kind != "marker")
         host = tuple(
             HostPhase(name, start, end)
             for (_, start), (name, end) in zip(self._marks, self._marks[1:], strict=False)
         )
-        step = StepProfile(self.label, self._steps, self._scalars, passes, host)
+        names = [symint.name for symint in self.program.symints]
+        scalars = tuple(zip(names, self._symbols, strict=True))
+        step = StepProfile(self.label, self._steps, scalars, passes, host)
         self._steps += 1
         if self.on_step is not None:
             self.on_step(step)
