@@ -12,7 +12,7 @@ from executorch_wgpu.ops.matmul.gemm import ENOUGH_GROUPS, LARGE, SMALL, gemm_di
 from executorch_wgpu.ops.matmul.gemv import gemv_dispatch, reads_along_k
 from executorch_wgpu.ops.matmul.pieces import row_pieces, whole_limits
 from executorch_wgpu.ops.matmul.problem import Epilogue, Problem, is_vector
-from executorch_wgpu.ops.symbolic import Scalar, bounds, ceil_div, less_equal
+from executorch_wgpu.ops.symbolic import Scalar, bounds, less_equal
 from executorch_wgpu.ops.tensor import Tensor
 
 #: (most rows, rows at a time): up to 16 rows the kernels that read w as it comes are the faster
@@ -50,8 +50,8 @@ def emit_matmul(
     pieces = row_pieces(b, w, 1)
     limits = () if pieces is None else whole_limits(w)
     routes = [RouteSpec(c.name, [c.make(problem)], c.guard, limits=limits) for c in choices]
-    for c in choices if pieces is not None else ():
-        parts = [c.make(problem.of_piece(piece)) for piece in pieces]
+    for c in choices if pieces else ():
+        parts = [c.make(problem.of_piece(piece)) for piece in pieces or ()]
         routes.append(RouteSpec(f"{c.name}_pieces", parts, c.guard))
     b.step(*routes)
 
@@ -65,7 +65,8 @@ def _choices(b: Builder, problem: Problem) -> list[_Choice]:
             continue
         if most <= limit:
             # All tiles of one size, as few as there can be: 12 rows are two tiles of 6.
-            tile = ceil_div(most, ceil_div(most, tile)) if most > 0 else 1
+            count = max(1, -(-most // tile))
+            tile = max(1, -(-most // count))
         guard = less_equal(problem.m, limit)
         make = partial(gemv_dispatch, b, m_tile=tile)
         found.append(_Choice(f"gemv{tile}", guard, make))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from executorch_wgpu.ops.builder import Builder
 from executorch_wgpu.ops.symbolic import Sym
-from executorch_wgpu.ops.tensor import Tensor
+from executorch_wgpu.ops.tensor import Shape, Tensor
 from executorch_wgpu.serialization.dispatch_list import BufferKind
 from executorch_wgpu.serialization.limits import DEFAULT_LIMITS
 
@@ -47,15 +47,14 @@ def row_pieces(b: Builder, tensor: Tensor, dim: int) -> list[Piece] | None:
     storage = tensor.storage
     if storage.size_bytes <= BINDING_LIMIT or storage.kind is not BufferKind.CONSTANT:
         return None
-    if any(isinstance(value, Sym) for value in (*tensor.shape, *tensor.strides, tensor.offset)):
+    sizes, strides = _static(tensor.shape), _static(tensor.strides)
+    start, width = tensor.offset, tensor.dtype.storage_bytes
+    if sizes is None or strides is None or isinstance(start, Sym):
         return None
-    width = tensor.dtype.storage_bytes
-    stride, rows, start = int(tensor.strides[dim]), int(tensor.shape[dim]), int(tensor.offset)
+    rows, stride = sizes[dim], strides[dim]
     # Elements from the start of a row to the end of its last element.
     row = 1 + sum(
-        (int(n) - 1) * int(s)
-        for d, (n, s) in enumerate(zip(tensor.shape, tensor.strides, strict=True))
-        if d != dim
+        (n - 1) * s for d, (n, s) in enumerate(zip(sizes, strides, strict=True)) if d != dim
     )
     most = BINDING_LIMIT // (max(stride, 1) * width) // ROWS_STEP * ROWS_STEP
     if row > stride or most == 0 or (start * width) % 4 or (stride * ROWS_STEP * width) % 4:
@@ -65,6 +64,12 @@ def row_pieces(b: Builder, tensor: Tensor, dim: int) -> list[Piece] | None:
         count = min(most, rows - first)
         size = (((count - 1) * stride + row) * width + 3) // 4 * 4
         part = b.part_of_constant(storage, (start + first * stride) * width, size)
-        shape = (*tensor.shape[:dim], count, *tensor.shape[dim + 1 :])
+        shape = (*sizes[:dim], count, *sizes[dim + 1 :])
         pieces.append(Piece(first, replace(tensor, shape=shape, offset=0, storage=part)))
     return pieces
+
+
+def _static(values: Shape) -> list[int] | None:
+    """Sizes that do not live; None where one does."""
+    fixed = [value for value in values if isinstance(value, int)]
+    return fixed if len(fixed) == len(values) else None
