@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..device import is_native
@@ -42,10 +40,6 @@ def document(
     return {"format": FORMAT, **more, "device": dict(device), "groups": [dict(g) for g in groups]}
 
 
-def write_json(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
-    """Writes a document.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    Path(path).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+def to_json(content: Mapping[str, Any]) -> str:
+    """A document as text, with a newline at its end."""
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"

@@ -15,7 +15,7 @@ from pte_maker import MAX_S, WEIGHT, WIDTH, make_program
 
 from executorch_wgpu.runtime import Runtime, UnsupportedDeviceError
 from executorch_wgpu.runtime.device import default_device
-from executorch_wgpu.scripts.bench import choose_scalars, random_inputs
+from executorch_wgpu.scripts.measure import choose_scalars, random_inputs
 
 Cli = Callable[..., Result]
 
@@ -60,11 +60,27 @@ def test_the_program_runs(tiny: Path) -> None:
 
 
 def test_bench_text(cli: Cli, tiny: Path) -> None:
-    result = cli("bench", tiny, "--steps", 3, "--warmup", 1, "--device-time")
+    result = cli("bench", tiny, "--steps", 3, "--warmup", 1)
     assert result.exit_code == 0, result.output
     for part in ("S = 1, input_pos = 0", "2 a call", "encode + submit", "wait + read"):
         assert part in result.output
-    assert "layers.0/column_sums" in result.output
+    assert "what profiling adds" in result.output
+    assert "column_sums" in result.output and "layers.*" in result.output
+    assert "layers.0/column_sums" not in result.output
+
+
+def test_bench_all(cli: Cli, tiny: Path) -> None:
+    result = cli("bench", tiny, "--steps", 2, "--all")
+    assert result.exit_code == 0, result.output
+    assert "layers.0/column_sums" in result.output and "llama.update_cache" in result.output
+
+
+def test_bench_without_device_time(cli: Cli, tiny: Path, tmp_path: Path) -> None:
+    result = cli("bench", tiny, "--steps", 2, "--no-device-time")
+    assert result.exit_code == 0, result.output
+    assert "Not profiled" in result.output and "what profiling adds" not in result.output
+    result = cli("bench", tiny, "--no-device-time", "--trace", tmp_path / "t.json")
+    assert result.exit_code == 2 and "nothing to write for --trace" in result.output
 
 
 def test_bench_json(cli: Cli, tiny: Path) -> None:
@@ -72,10 +88,40 @@ def test_bench_json(cli: Cli, tiny: Path) -> None:
     assert result.exit_code == 0, result.output
     found = json.loads(result.output)
     assert found["scalars"] == {"S": MAX_S, "input_pos": 3}
-    assert found["steps"] == 4
+    assert (found["steps"], found["warmup"], found["dispatches"]) == (4, 5, 2)
     for key in ("execute_s", "encode_submit_s", "wait_read_s"):
         spread = found[key]
-        assert 0 < spread["least"] <= spread["median"] <= spread["p95"]
+        assert 0 < spread["min"] <= spread["p50"] <= spread["p95"]
+    [group] = found["groups"]
+    assert (group["steps"], group["warmup"]["steps"]) == (4, 5)
+    assert [d["kernel"] for d in group["dispatches"]] == ["append", "column_sums"]
+    assert found["against"] is None
+
+
+def test_bench_exports(cli: Cli, tiny: Path, tmp_path: Path) -> None:
+    names = {"json": "o.json", "tsv": "o.tsv", "trace": "o.json.gz", "etdump": "o.etdp",
+             "html": "o.html"}  # fmt: skip
+    words = [word for key, name in names.items() for word in (f"--{key}", tmp_path / name)]
+    result = cli("bench", tiny, "--steps", 2, *words)
+    assert result.exit_code == 0, result.output
+    for name in names.values():
+        assert f"wrote {tmp_path / name}" in result.output.replace("\n", "")
+        assert (tmp_path / name).stat().st_size > 100
+    assert json.loads((tmp_path / "o.json").read_text())["steps"] == 2
+    head, *rows = (tmp_path / "o.tsv").read_text().splitlines()
+    assert head.split("\t")[:3] == ["method", "group", "label"]
+    assert len(rows) == 3 and all(row.count("\t") == head.count("\t") for row in rows)
+
+
+def test_bench_against(cli: Cli, tiny: Path) -> None:
+    result = cli("bench", tiny, "--steps", 3, "--against", tiny, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)["against"]
+    assert set(found["kernels"]) == {"append", "column_sums"}
+    for ratio in (found["execute"], found["span"], found["kernels"]["append"]["ratio"]):
+        assert 0 < ratio["p5"] <= ratio["p50"] <= ratio["p95"]
+    result = cli("bench", tiny, "--steps", 2, "--against", tiny)
+    assert "ratio p50" in result.output
 
 
 @pytest.mark.parametrize("setting", ["T=3", "S", "S=three", "S=9", "input_pos=-1"])
