@@ -9,8 +9,10 @@ from torch.export import ExportedProgram
 
 from executorch_wgpu.backend.graph_reader import GraphReader
 from executorch_wgpu.backend.lowering import LoweredProgram, lower_chain
+from executorch_wgpu.backend.named_data import ArrayData
 from executorch_wgpu.backend.options import CompileOptions
 from executorch_wgpu.backend.passes import run_passes
+from executorch_wgpu.serialization.dispatch_list import BufferKind
 from executorch_wgpu.serialization.writer import serialize
 
 #: Alignment in bytes of each constant in the file: a page of GPU upload, and enough for any view.
@@ -26,6 +28,13 @@ def lower_program(program: ExportedProgram) -> LoweredProgram:
 class WgpuBackend(BackendDetails):
     """The backend; its name is the delegate's id in the ``.pte``."""
 
+    @classmethod
+    def copy_exported_program_for_preprocess(
+        cls, edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+    ) -> ExportedProgram:
+        """The program itself: lowering only reads it, and a copy would hold all weights again."""
+        return edge_program
+
     @staticmethod
     def preprocess(
         edge_program: ExportedProgram, compile_specs: list[CompileSpec]
@@ -33,11 +42,14 @@ class WgpuBackend(BackendDetails):
         """Lower one partition: the blob is the dispatch list, weights go to the named data."""
         options = CompileOptions.from_specs(compile_specs)
         lowered = lower_program(edge_program)
+        # Weights are read when the file is written. Initial values of states are copied: whoever
+        # runs the module in between changes them.
+        states = {b.data_key for b in lowered.program.buffers if b.kind is BufferKind.STATE}
         store = NamedDataStore()
         for key, content in lowered.data.items():
             store.add_named_data(
                 key,
-                content.tobytes(),
+                ArrayData(content.copy() if key in states else content, identity=key),
                 alignment=DATA_ALIGNMENT,
                 external_tag=options.external_constants or None,
             )
