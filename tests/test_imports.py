@@ -18,7 +18,10 @@ ALLOWED = {
         {"backend", "ops", "serialization"},
         {"numpy", "torch", "executorch", "sympy"},
     ),
-    "runtime": ({"runtime", "serialization"}, {"numpy", "wgpu", "wgpudawn", "ml_dtypes"}),
+    "runtime": (
+        {"runtime", "serialization"},
+        {"numpy", "flatbuffers", "wgpu", "wgpudawn", "ml_dtypes"},
+    ),
 }
 #: The one door between the runtime and ExecuTorch's own.
 BRIDGE = ("executorch_bridge.py", "bridge/")
