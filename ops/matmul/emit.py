@@ -9,15 +9,11 @@ from functools import partial
 from executorch_wgpu.ops.builder import Builder, DispatchSpec, RouteSpec
 from executorch_wgpu.ops.elementwise.pointwise import materialize
 from executorch_wgpu.ops.matmul.gemm import ENOUGH_GROUPS, LARGE, SMALL, gemm_dispatch, tiles
-from executorch_wgpu.ops.matmul.gemv import gemv_dispatch, reads_along_k
+from executorch_wgpu.ops.matmul.gemv import gemv_dispatch, gemv_limits, reads_along_k
 from executorch_wgpu.ops.matmul.pieces import row_pieces, whole_limits
 from executorch_wgpu.ops.matmul.problem import Epilogue, Problem, is_vector
 from executorch_wgpu.ops.symbolic import Scalar, bounds, less_equal
 from executorch_wgpu.ops.tensor import Tensor
-
-#: (most rows, rows at a time): up to 16 rows the kernels that read w as it comes are the faster
-#: ones (H200, [2048, 2048]: 16 rows 18 us, tiles of 32 x 32 take 35 us for any number up to 64).
-GEMV = ((1, 1), (4, 4), (16, 8))
 
 _PLAIN = Epilogue()
 
@@ -60,11 +56,11 @@ def _choices(b: Builder, problem: Problem) -> list[_Choice]:
     """Every kernel for the problem, in order of preference; the last always applies."""
     found: list[_Choice] = []
     least, most = bounds(problem.m)
-    for limit, tile in GEMV:
+    for limit, tile in gemv_limits(problem):
         if least > limit:
             continue
         if most <= limit:
-            # All tiles of one size, as few as there can be: 12 rows are two tiles of 6.
+            # Tiles of one size, as few as there can be: 12 rows are two tiles of 6.
             count = max(1, -(-most // tile))
             tile = max(1, -(-most // count))
         guard = less_equal(problem.m, limit)

@@ -52,8 +52,9 @@ class TileConfig:
 LARGE = TileConfig(tx=16, ty=8, tm=8, tn=4, bk=32)
 SMALL = TileConfig(tx=8, ty=8, tm=4, tn=4, bk=32, slices=2)
 
-#: Large tiles from this many workgroups on: about one for each core of a large GPU.
-ENOUGH_GROUPS = 128
+#: Large tiles from this many workgroups on. On an H200 (132 cores) 64 of them are a quarter slower
+#: than small tiles, 72 a third faster: the small ones then no longer fit at once.
+ENOUGH_GROUPS = 70
 
 
 def tiles(problem: Problem, config: TileConfig) -> Scalar:
@@ -99,4 +100,5 @@ def gemm_dispatch(b: Builder, problem: Problem, config: TileConfig) -> DispatchS
         grid=linear_grid(tiles(problem, config)),
         workgroup=(config.tx * config.ty * config.slices,),
         workgroup_bytes=config.workgroup_bytes,
+        flops=problem.flops,
     )

@@ -1,8 +1,9 @@
 """The kernels for few rows: bound by reading ``w`` once, so they read it as wide as they can.
 
-Measured on an H200 (f32, M = 1): [2048, 2048] 7.1 us, [8192, 2048] 17.9 us (3.8 TB/s),
-[128256, 2048] 229 us (4.6 TB/s, what a copy reaches). Adding up through subgroups instead of
-workgroup memory was tried and was 2-5 % slower there, so there is one route for all devices."""
+Measured on an H200 (f32, M = 1, w [N, K] read along k): [2048, 2048] 6.8 us, [8192, 2048] 17.8 us
+(3.8 TB/s), [128256, 2048] 232 us (4.5 TB/s, what a copy reaches); M = 16 by [2048, 2048] 15 us.
+Read along n: [2048, 2048] 9.2 us. Adding up through subgroups instead of workgroup memory was
+tried and was 2-5 % slower there, so there is one route for all devices."""
 
 from __future__ import annotations
 
@@ -19,9 +20,6 @@ from executorch_wgpu.ops.matmul.problem import (
     is_vector,
 )
 from executorch_wgpu.ops.symbolic import Scalar, ceil_div, upper_bound
-
-#: Rows of ``a`` that a kernel holds in registers at once, at most.
-MAX_TILE = 8
 
 
 @dataclass(frozen=True)
@@ -48,15 +46,40 @@ class RowsConfig:
         return RowsConfig(lanes, rows, 1, max(1, min(most, units // lanes)))
 
 
+@dataclass(frozen=True)
+class ColumnsConfig:
+    """How ``gemv_columns.wgsl`` divides the work: ``lanes`` hold columns, each ``slices`` times
+    with a share of k; ``unroll`` loads of a column are in flight."""
+
+    lanes: int
+    slices: int
+    unroll: int
+
+    @staticmethod
+    def choose(units: int) -> ColumnsConfig:
+        """``units``: loads a row of k takes. Few columns are read in narrow strips, so that there
+        are enough workgroups."""
+        return ColumnsConfig(4, 64, 8) if units < 2048 else ColumnsConfig(8, 32, 8)
+
+
 def reads_along_k(problem: Problem) -> bool:
     """Whether ``w`` is better read along k than along n."""
     strides = effective_strides(problem.w)
     return strides[2] == 1 or strides[1] != 1
 
 
+def gemv_limits(problem: Problem) -> list[tuple[int, int]]:
+    """(rows, rows at a time): how many rows these kernels take at most, and how many of them with
+    one reading of ``w``, a kernel for each entry. Beyond the last one tiles are faster, sooner
+    where the result is wide enough to keep a device busy with them."""
+    n = upper_bound(problem.n)
+    most = 24 if n <= 4096 else 16 if n <= 16384 else 8
+    return [(1, 1), (4, 4), (most, 8 if reads_along_k(problem) else 4)]
+
+
 def gemv_dispatch(b: Builder, problem: Problem, m_tile: int) -> DispatchSpec:
     """One dispatch, right for any number of rows, good for few. ``m_tile``: rows of ``a`` that
-    are multiplied with one reading of ``w``, 1 to MAX_TILE."""
+    are multiplied with one reading of ``w``, 1 to 8."""
     if reads_along_k(problem):
         return _rows(b, problem, m_tile)
     return _columns(b, problem, m_tile)
@@ -88,21 +111,23 @@ def _rows(
     )
 
 
-def _columns(b: Builder, problem: Problem, m_tile: int) -> DispatchSpec:
+def _columns(
+    b: Builder, problem: Problem, m_tile: int, config: ColumnsConfig | None = None
+) -> DispatchSpec:
     vector = 1 if is_vector(problem.w, 1) else None
     units = problem.n if vector is None else problem.n // 4
-    lanes, slices = 8, 32 if m_tile <= 4 else 16
+    config = config or ColumnsConfig.choose(upper_bound(units))
     return _dispatch(
         b,
         problem,
         "columns",
         (Operand("a", problem.a), Operand("w", problem.w, vector)),
         {"UNITS": units, "K": problem.k},
-        blocks=ceil_div(units, lanes),
+        blocks=ceil_div(units, config.lanes),
         m_tile=m_tile,
-        consts={"LEFT": 4},
-        workgroup=(lanes, slices),
-        workgroup_bytes=(4 if vector is None else 16) * lanes * slices * m_tile,
+        consts={"LEFT": max(1, config.slices // 8), "UNROLL": config.unroll},
+        workgroup=(config.lanes, config.slices),
+        workgroup_bytes=(4 if vector is None else 16) * config.lanes * config.slices * m_tile,
     )
 
 
@@ -136,4 +161,5 @@ def _dispatch(
         grid=linear_grid(blocks * tiles * problem.batch),
         workgroup=workgroup,
         workgroup_bytes=workgroup_bytes,
+        flops=problem.flops,
     )

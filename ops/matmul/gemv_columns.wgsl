@@ -2,10 +2,10 @@
    neighbours) each, WG_Y slices split k between them; then the partial sums are added.
 
    UNITS: n in loads (of one element, or of four: w is then bound as vec4). Tiles of
-   M_TILE rows (at most WG_Y) cover M (TILED: more than one). #}
+   M_TILE rows (at most WG_Y) cover M (TILED: more than one). UNROLL: loads in flight at once.
+   LEFT: slices whose sums are left after the first round of adding up. #}
 {% from "matmul/operands.wgsl" import at, step, load, finish_function with context %}
 {% set TYPE = "vec4<f32>" if W.vector else "f32" %}
-{% set UNROLL = 4 %}
 {% macro accumulate(count) %}
 {% for u in range(count) %}
         let y{{ u }} = {{ load(W, "w0" ~ step(W, 2, "k + %du" % (u * WG_Y))) }};

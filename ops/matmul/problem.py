@@ -69,6 +69,11 @@ class Problem:
     def k(self) -> Scalar:
         return size(self.a, 2)
 
+    @property
+    def flops(self) -> Scalar:
+        """Multiply-adds as two each; the epilogue does not count."""
+        return 2 * self.batch * self.m * self.n * self.k
+
     def of_piece(self, piece: Piece) -> Problem:
         """The part of the problem that reads one piece of ``w``."""
         return replace(self, w=piece.tensor, first=piece.first, piece_of=self.w)
