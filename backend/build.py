@@ -246,6 +246,9 @@ class _Build:
             op=spec.origin.op,
             module_path=spec.origin.module_path,
             debug_handle=spec.origin.debug_handle,
+            bytes=NONE if spec.bytes is None else add(spec.bytes),
+            flops=NONE if spec.flops is None else add(spec.flops),
+            debug_handles=spec.origin.debug_handles,
         )
 
     def _needs(self, dispatch: DispatchSpec) -> dict[str, int]:

@@ -103,8 +103,10 @@ def module_path(node: torch.fx.Node) -> str:
 def origin_of(node: torch.fx.Node, name: str) -> Origin:
     """Operator, module path and debug handle of a node."""
     handle = node.meta.get("debug_handle")
-    if isinstance(handle, (tuple, list)):
-        handle = handle[0] if handle else None
+    if isinstance(handle, (tuple, list)):  # a pass of ExecuTorch's made one node of several
+        handles = tuple(int(h) for h in handle)
+        first = handles[0] if handles else NONE
+        return Origin(name, module_path(node), first, handles if len(handles) > 1 else ())
     return Origin(name, module_path(node), NONE if handle is None else int(handle))
 
 

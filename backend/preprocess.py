@@ -13,6 +13,7 @@ from executorch_wgpu.backend.named_data import ArrayData
 from executorch_wgpu.backend.options import CompileOptions
 from executorch_wgpu.backend.passes import run_passes
 from executorch_wgpu.serialization.dispatch_list import BufferKind
+from executorch_wgpu.serialization.origins import debug_handle_map
 from executorch_wgpu.serialization.writer import serialize
 
 #: Alignment in bytes of each constant in the file: a page of GPU upload, and enough for any view.
@@ -55,6 +56,6 @@ class WgpuBackend(BackendDetails):
             )
         return PreprocessResult(
             processed_bytes=serialize(lowered.program),
-            debug_handle_map=None,
+            debug_handle_map=debug_handle_map(lowered.program),
             data_store_output=store.get_named_data_store_output(),
         )

@@ -19,7 +19,13 @@ from executorch_wgpu.ops.symbolic import (
     minimum,
     upper_bound,
 )
-from executorch_wgpu.ops.tensor import Storage, Tensor, contiguous_strides, dtype_bytes
+from executorch_wgpu.ops.tensor import (
+    Storage,
+    Tensor,
+    contiguous_strides,
+    dtype_bytes,
+    touched_bytes,
+)
 from executorch_wgpu.serialization.dispatch_list import (
     LIVE_SLOTS,
     Access,
@@ -72,6 +78,8 @@ class DispatchSpec:
     grid: tuple[Scalar, Scalar, Scalar]
     label: str
     origin: Origin
+    bytes: Scalar | None = None
+    flops: Scalar | None = None
 
 
 @dataclass(frozen=True)
@@ -184,6 +192,8 @@ class Builder:
         consts: Mapping[str, Any] | None = None,
         extensions: Sequence[str] = (),
         workgroup_bytes: int = 0,
+        bytes: Scalar | None = None,
+        flops: Scalar | None = None,
     ) -> DispatchSpec:
         """One launch of ``template`` (a path below ops/), not yet part of a step.
 
@@ -192,6 +202,8 @@ class Builder:
         them in the template as ``{{ NAME }}``. ``consts``: template values. ``grid``:
         workgroups in x, y, z (padded with 1). ``workgroup``: threads in x, y, z; the template
         gets them as ``WG_X``, ``WG_Y``, ``WG_Z``. ``workgroup_bytes``: bytes of var<workgroup>.
+        ``bytes``, ``flops``: what it reads and writes at the least, and computes (a multiply-add
+        is two), for profiles; without ``bytes`` every element of the bound tensors counts once.
         Raises ValueError where a written storage is bound twice: WebGPU forbids it.
         """
         decls: list[templates.BindingDecl] = []
@@ -244,6 +256,8 @@ class Builder:
             grid=(x, y, z),
             label=self._label(f"{path}/{name}" if path else name),
             origin=self.origin,
+            bytes=_cost(_bound_bytes([*reads.values(), *writes.values()], bytes)),
+            flops=_cost(flops),
         )
 
     def _label(self, label: str) -> str:
@@ -270,6 +284,17 @@ class Builder:
     def run(self, *dispatches: DispatchSpec) -> None:
         """Append a step of one route that always applies."""
         self.step(RouteSpec("", dispatches))
+
+
+def _bound_bytes(bound: Sequence[Bindable], given: Scalar | None) -> Scalar:
+    if given is not None:
+        return given
+    return touched_bytes(item.tensor if isinstance(item, Bind) else item for item in bound)
+
+
+def _cost(value: Scalar | None) -> Scalar | None:
+    """Nothing where it might not fit 64 bits: a profile is not worth refusing a program for."""
+    return None if value is None or upper_bound(value) >= 1 << 62 else value
 
 
 def linear_grid(groups: Scalar) -> tuple[Scalar, Scalar, Scalar]:

@@ -39,11 +39,13 @@ class Value:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a call came from: source operator, module path, ExecuTorch's debug handle."""
+    """Where a call came from: source operator, module path, ExecuTorch's debug handle, and the
+    handles of all source operators where it stands for several."""
 
     op: str = ""
     module_path: str = ""
     debug_handle: int = NONE
+    debug_handles: tuple[int, ...] = ()
 
 
 @dataclass

@@ -5,7 +5,7 @@ Permute, slice, expand and most views are new Tensors on the same Storage and co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -181,6 +181,20 @@ def _divides(part: Scalar, whole: Scalar) -> bool:
         return True
     remainder = whole % part if not (isinstance(part, int) and part == 0) else 1
     return remainder == 0
+
+
+def touched_bytes(tensors: Iterable[Tensor]) -> Scalar:
+    """Bytes of these tensors, each element of memory once: what broadcasting repeats does not
+    count again, nor does the same view twice."""
+    total: Scalar = 0
+    seen: set[tuple[Any, ...]] = set()
+    for tensor in tensors:
+        pairs = tuple((n, s) for n, s in zip(tensor.shape, tensor.strides, strict=True) if s != 0)
+        key = (id(tensor.storage), tensor.offset, pairs)
+        if key not in seen:
+            seen.add(key)
+            total = total + product(n for n, _ in pairs) * tensor.dtype.storage_bytes
+    return total
 
 
 def dtype_bytes(shape: Sequence[Scalar], dtype: DType) -> int:

@@ -6,6 +6,7 @@ from executorch_wgpu.backend.passes.dead_code import drop_dead_calls
 from executorch_wgpu.backend.passes.fold_constants import fold_scalar_constants
 from executorch_wgpu.backend.passes.fuse_rms_norm import fuse_rms_norm
 from executorch_wgpu.backend.passes.fuse_rope import fuse_rope
+from executorch_wgpu.backend.passes.source_handles import note_source_handles
 from executorch_wgpu.ops.call import OpChain
 
 #: In order. Each takes a chain and changes it in place.
@@ -14,6 +15,8 @@ PASSES = (fold_scalar_constants, drop_dead_calls, fuse_rms_norm, fuse_rope, drop
 
 def run_passes(chain: OpChain) -> OpChain:
     """Apply every pass; returns the same chain."""
+    before = list(chain.calls)
     for apply in PASSES:
         apply(chain)
+    note_source_handles(before, chain)
     return chain

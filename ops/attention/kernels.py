@@ -38,7 +38,7 @@ from executorch_wgpu.ops.symbolic import (
     upper_bound,
 )
 from executorch_wgpu.ops.templates import float_literal
-from executorch_wgpu.ops.tensor import Tensor
+from executorch_wgpu.ops.tensor import Tensor, touched_bytes
 from executorch_wgpu.serialization.dispatch_list import DType
 from executorch_wgpu.serialization.limits import DEFAULT_LIMITS
 
@@ -114,6 +114,22 @@ class Problem:
     def rows(self) -> Scalar:
         """Rows of one KV head in one batch."""
         return self.query.shape[1] * self.group
+
+    @property
+    def flops(self) -> Scalar:
+        """Of both products, over the keys that each row sees; a multiply-add is two."""
+        positions = self.query.shape[1]
+        seen = positions * self.length
+        if self.causal:
+            seen = positions * self.start + positions * (positions + 1) // 2
+        return 4 * self.dim * self.query.shape[2] * self.query.shape[0] * seen
+
+    @property
+    def read_bytes(self) -> Scalar:
+        """Bytes of the query, the mask, and the keys and values that count, each once."""
+        operands = [self.query] if self.mask is None else [self.query, self.mask]
+        row = self.kv_heads * self.dim * self.key.dtype.storage_bytes
+        return touched_bytes(operands) + 2 * self.key.shape[0] * self.length * row
 
 
 def max_rows(group: int) -> int:
@@ -265,6 +281,7 @@ def _split(
     reads, params, consts = _operands(problem)
     params |= {"SPLITS": splits, "SPAN": tiles_per_split * DECODE_TILE}
     row_tiles = ceil_div(minimum(problem.rows, rows_bound), tile)
+    written = batch * heads * problem.rows * splits * (4 * units + 2) * 4
     groups = _groups(units, DECODE_THREADS)
     split = b.dispatch(
         "attention/decode_split.wgsl",
@@ -289,6 +306,8 @@ def _split(
         grid=(splits, row_tiles * heads, batch),
         workgroup=(DECODE_THREADS,),
         workgroup_bytes=_split_bytes(units, tile),
+        bytes=problem.read_bytes + written,
+        flops=problem.flops,
     )
     bind, more = _output(out, problem.dim)
     groups = _groups(units, REDUCE_THREADS)
@@ -318,6 +337,8 @@ def _split(
         grid=(minimum(problem.rows, rows_bound), heads, batch),
         workgroup=(REDUCE_THREADS,),
         workgroup_bytes=16 * pool + 8 * MAX_SPLITS,
+        bytes=written + touched_bytes([out]),
+        flops=2 * problem.dim * batch * heads * problem.rows * splits,
     )
     return [split, merge]
 
@@ -357,4 +378,6 @@ def _prefill(b: Builder, problem: Problem, out: Tensor) -> DispatchSpec:
         grid=(ceil_div(problem.rows, tile_rows), problem.kv_heads, problem.query.shape[0]),
         workgroup=(ROW_GROUPS * COLUMNS,),
         workgroup_bytes=16 * (stage + tile_keys * (ROW_GROUPS + 1)),
+        bytes=problem.read_bytes + touched_bytes([out]),
+        flops=problem.flops,
     )

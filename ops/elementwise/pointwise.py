@@ -10,7 +10,7 @@ from typing import Any
 
 from executorch_wgpu.ops.builder import Bind, Builder, Number, linear_grid
 from executorch_wgpu.ops.symbolic import Scalar, ceil_div, product
-from executorch_wgpu.ops.tensor import Shape, Tensor
+from executorch_wgpu.ops.tensor import Shape, Tensor, touched_bytes
 from executorch_wgpu.serialization.dispatch_list import DType
 
 WORKGROUP = 64
@@ -77,6 +77,7 @@ def emit_pointwise(
             },
             grid=linear_grid(ceil_div(params["COUNT"], WORKGROUP)),
             workgroup=(WORKGROUP,),
+            bytes=touched_bytes(views),
         )
     )
 

@@ -68,6 +68,7 @@ def reduce(b: Builder, call: OpCall) -> Tensor:
             grid=linear_grid(count),
             workgroup=(WORKGROUP,),
             workgroup_bytes=4 * WORKGROUP,
+            flops=count * row,
         )
     )
     shape = call.outputs[0].shape

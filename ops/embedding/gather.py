@@ -16,7 +16,7 @@ from executorch_wgpu.ops.matmul.pieces import Piece, row_pieces, whole_limits
 from executorch_wgpu.ops.matmul.problem import effective_strides, is_vector, size
 from executorch_wgpu.ops.registry import register
 from executorch_wgpu.ops.symbolic import ceil_div, product
-from executorch_wgpu.ops.tensor import Shape, Tensor
+from executorch_wgpu.ops.tensor import Shape, Tensor, touched_bytes
 from executorch_wgpu.serialization.dispatch_list import DType
 
 WORKGROUP = 64
@@ -116,6 +116,8 @@ def _dispatch(
         },
         grid=linear_grid(ceil_div(total, WORKGROUP)),
         workgroup=(WORKGROUP,),
+        # Of the table only the rows that are picked: as much as is written.
+        bytes=2 * touched_bytes([out]) + touched_bytes([index]),
     )
 
 

@@ -68,6 +68,7 @@ def rms_norm(b: Builder, call: OpCall) -> Tensor:
             grid=linear_grid(count),
             workgroup=(workgroup,),
             workgroup_bytes=4 * workgroup,
+            flops=(3 if weight is None else 4) * x.numel,
         )
     )
     return out
