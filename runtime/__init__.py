@@ -13,6 +13,7 @@ from .errors import (
     UnsupportedDeviceError,
     WgpuDelegateError,
 )
+from .generate import TextGenerator
 from .metadata import Dim, IntInfo, MethodMetadata, TensorInfo
 from .program import Method, PendingCall, Program, Runtime
 from .states import Snapshot, State
@@ -35,6 +36,7 @@ __all__ = [
     "Snapshot",
     "State",
     "TensorInfo",
+    "TextGenerator",
     "UnsupportedDeviceError",
     "WgpuDelegateError",
 ]

@@ -177,6 +177,14 @@ class State:
         """Fully qualified names, such as ``layers.0.attention.k_cache``, in the program's order."""
         return list(self._indices)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of what :meth:`read` gives.
+
+        Raises:
+            InvalidInputError: there is no state of that name.
+        """
+        return view_of(self._program, self._index(name)).shape
+
     def reset(self, name: str | None = None) -> None:
         """Gives one state, or all, its initial value back.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 from executorch_wgpu.serialization.dispatch_list import (
     NONE,
@@ -16,6 +17,7 @@ from executorch_wgpu.serialization.dispatch_list import (
     DType,
     Expr,
     ExprOp,
+    Feedback,
     Input,
     Kernel,
     Output,
@@ -87,6 +89,7 @@ class Build:
         self.checks: list[Check] = []
         self.inputs: list[Input] = []
         self.outputs: list[Output] = []
+        self.feedback: list[Feedback] = []
 
     def expr(self, op: ExprOp, a: int = 0, b: int = 0) -> int:
         node = Expr(op, a, b)
@@ -110,8 +113,10 @@ class Build:
             self.live.append(expr)
         return self.live.index(expr)
 
-    def buffer(self, kind: BufferKind, size: int, name: str, data_key: str = "") -> int:
-        self.buffers.append(Buffer(kind, size, name, data_key))
+    def buffer(
+        self, kind: BufferKind, size: int, name: str, data_key: str = "", **more: Any
+    ) -> int:
+        self.buffers.append(Buffer(kind, size, name, data_key, **more))
         return len(self.buffers) - 1
 
     def tensor(self, dtype: DType, shape: Sequence[int], buffer: int) -> int:
@@ -192,6 +197,7 @@ class Build:
             checks=tuple(self.checks),
             inputs=tuple(self.inputs),
             outputs=tuple(self.outputs),
+            feedback=tuple(self.feedback),
             features=features,
             limits=limits,
         )
