@@ -17,6 +17,7 @@ class Wrapped(torch.nn.Module):
         super().__init__()
         self.function = function
         self.register_buffer("table", torch.arange(6.0).reshape(2, 3))
+        self.register_buffer("empty", torch.zeros(0, 3))
         self.weight = torch.nn.Parameter(torch.tensor([0.5, -1.5, 2.0]))
 
     def forward(self, *inputs):
@@ -54,6 +55,10 @@ CASES = {
     "0-dim with others": (lambda m, a, b: a * b, (X, torch.tensor(3.0))),
     "a permuted input": (lambda m, x: x * 2 + 1, (torch.randn(3, 2).t(),)),
     "zero size": (lambda m, x: (x * 2, x + 1), (torch.randn(0, 3),)),
+    "an empty constant": (
+        lambda m, x: (torch.cat([x, m.empty], 0) * 2, m.empty * 1.0),
+        (torch.randn(2, 3),),
+    ),
     "a slice of nothing": (lambda m, x: (x[0:0] * 2, x * 3), (X,)),
     "bools": (lambda m, a, b: (torch.logical_and(a, b), a), (X > 0, Y > 0)),
     "comparisons": (lambda m, a, b: (a > b, torch.where(a > b, a, b)), (X, Y)),
