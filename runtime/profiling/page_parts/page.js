@@ -23,7 +23,8 @@ function shape(name, attributes, text) {
 }
 function digits(value) {
   return value >= 1000 ? Math.round(value).toLocaleString("en") :
-    value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2);
+    value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) :
+      value >= 1 || value === 0 ? value.toFixed(2) : Number(value.toPrecision(2)).toString();
 }
 function time(ns) { // [number, unit]
   const a = Math.abs(ns);
@@ -63,7 +64,7 @@ function drawTiles() {
     ["on the GPU, p50", t.span_ns.p50, `${timeText(t.span_ns.min)} to p95 ${timeText(t.span_ns.p95)}`],
     ["sum of dispatches", t.sum_ns.p50, `${group.dispatches.length} dispatches`],
     ["gaps between them", t.gap_ns.p50, percent(t.span_ns.p50 ? t.gap_ns.p50 / t.span_ns.p50 : 0)],
-    ["copies of outputs", t.copies_ns.p50, `${group.copies.length} copies`],
+    ["copies of outputs", t.copies_ns.p50, group.copies.length === 1 ? "1 copy" : `${group.copies.length} copies`],
     ["profiled step on the host", t.wall_ns.p50, `p95 ${timeText(t.wall_ns.p95)}`],
   ];
   if (data.execute_s) tiles.push(["execute without profiling", data.execute_s.p50 * 1e9,
@@ -128,7 +129,7 @@ function drawTimeline() {
   for (let at = Math.ceil((from - whole[0]) / tick) * tick; at <= to - whole[0]; at += tick) {
     const px = x(at + whole[0]);
     svg.append(shape("line", { class: "grid", x1: px, x2: px, y1: 0, y2: height - 18 }),
-      shape("text", { x: px, y: height - 5, "text-anchor": "middle" }, timeText(at)));
+      shape("text", { x: px, y: height - 5, "text-anchor": "middle" }, at ? timeText(at) : "0"));
   }
   rows.forEach((row, i) => svg.append(shape("text", { x: 0, y: i * rowHeight + 17 }, row)));
   const clip = shape("clipPath", { id: "clip" });
@@ -145,7 +146,7 @@ function drawTimeline() {
     rect.addEventListener("pointerleave", hideTip);
     plot.append(rect);
     const start = Math.max(x0, left), room = Math.min(x0 + w, width) - start;
-    if (room > s.name.length * 6.2 + 8)
+    if (room > s.name.length * 6.7 + 8)
       plot.append(shape("text", { class: s.host ? "inside" : "on-bar", x: start + 4, y: y + 14 }, s.name));
   }
   zoomByDragging(svg, left, width, from, to);
@@ -221,7 +222,8 @@ function bar(name, indent, part, ns, colour, title) {
   const row = element("div", { class: "bar", title },
     element("span", { class: "name", style: `padding-left:${indent * 14}px` }, name),
     element("span", { class: "track" }),
-    element("span", { class: "number" }, `${timeText(ns)}  ${(part * 100).toFixed(0)} %`));
+    element("span", { class: "number" }, timeText(ns)),
+    element("span", { class: "number" }, `${(part * 100).toFixed(part < .0995 ? 1 : 0)} %`));
   row.children[1].append(element("div", { class: "fill", style: `width:${part * 100}%;background:${colour}` }));
   return row;
 }
@@ -276,7 +278,8 @@ function tableOf(rows, columns, sortable) {
 }
 function drawTable() {
   const words = $("filter").value.toLowerCase();
-  let rows = group[tab].filter((row) => !words || JSON.stringify(row).toLowerCase().includes(words));
+  const text = (row) => TABLES[tab].map(([key]) => row[key]).filter((v) => typeof v === "string").join(" ");
+  let rows = group[tab].filter((row) => !words || text(row).toLowerCase().includes(words));
   const { key, down } = sorting;
   if (key) {
     const order = (a, b) => typeof a === "number" || typeof b === "number" ? (a ?? -1) - (b ?? -1) :
@@ -299,7 +302,7 @@ function drawHost() {
   const facts = { adapter: data.device.adapter, implementation: data.device.implementation,
     "timestamp tick": `${data.device.timestamp_period_ns} ns`,
     "copy bandwidth": copies ? rate(copies, "GB/s") : "unknown", ...data.device.info };
-  $("device").replaceChildren(...Object.entries(facts).flatMap(([name, value]) =>
+  $("device").replaceChildren(...Object.entries(facts).filter(([, value]) => value !== "").flatMap(([name, value]) =>
     [element("dt", {}, name.replaceAll("_", " ")), element("dd", {}, String(value))]));
 }
 function drawComparison() {
