@@ -142,8 +142,9 @@ class TextGenerator:
                 the generator can be used on.
             OutOfDeviceMemoryError, DeviceLostError.
         """
-        with self._alone("generate"):
+        with self._alone("generate"), Interrupts() as interrupts:
             start = time.perf_counter()
+            result = self.last = GenerationResult()
             words, stop_ids = _split_stop(stop)
             if not ignore_eos:
                 stop_ids |= self.model.eos_ids | eos_ids(self.tokenizer)
@@ -152,15 +153,13 @@ class TextGenerator:
             request = self._request(
                 ids, max_new_tokens, (temperature, top_p, top_k, seed), stop_ids
             )
-            result = self.last = GenerationResult()
             result.statistics = Statistics(
                 load_ms=self._load_ms, prompt_tokens=len(ids), reused_tokens=request.reused
             )
             decode = None if self.tokenizer is None else self.tokenizer.decode
             text = TextStream(decode, ids, words, stream)
             try:
-                with Interrupts() as interrupts:
-                    result.finish = self._run(request, result, text, start, interrupts)
+                result.finish = self._run(request, result, text, start, interrupts)
             finally:
                 result.text = text.text
                 result.statistics.peak_host_bytes = peak_host_bytes()
