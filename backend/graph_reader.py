@@ -209,6 +209,10 @@ class GraphReader:
             return None
         return found
 
+    def is_element(self, node: torch.fx.Node) -> bool:
+        """Whether the node is a part of an integer input, on the way to one element of it."""
+        return self._locate(node) is not None
+
     def _locate(self, node: torch.fx.Node) -> _Element | None:
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.dtype not in _INTEGER:

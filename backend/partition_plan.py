@@ -52,6 +52,7 @@ class _Planner:
         self.graph = GraphReader(program)
         self.calls = [n for n in self.graph.nodes if n.op == "call_function"]
         self.reasons: dict[torch.fx.Node, str] = {}
+        self.host = self._host_chain()
         self.whole = True  #: everything, the symbolic chain too, may go into one delegate
 
     def plan(self) -> PartitionPlan:
@@ -73,8 +74,22 @@ class _Planner:
         asked = ((node, self._unwanted(node) or graph.reason(node)) for node in self.calls)
         return {node: reason for node, reason in asked if reason is not None}
 
+    def _host_chain(self) -> set[torch.fx.Node]:
+        """Live scalars, what computes with them, and what only takes them out of an input:
+        ``input_pos[0]`` before its ``item``. Where the graph splits, all of it stays outside."""
+        found: set[torch.fx.Node] = set()
+        for node in reversed(self.calls):
+            if (
+                fx.is_symbolic(node)
+                or fx.is_assert(node)
+                or fx.is_scalar_read(node)
+                or (node.users and found.issuperset(node.users) and self.graph.is_element(node))
+            ):
+                found.add(node)
+        return found
+
     def _unwanted(self, node: torch.fx.Node) -> str | None:
-        if fx.is_symbolic(node) or fx.is_assert(node) or fx.is_scalar_read(node):
+        if node in self.host:
             return None
         source = node.args[0] if fx.is_getitem(node) else node
         assert isinstance(source, torch.fx.Node)
@@ -150,12 +165,7 @@ class _Planner:
         """Several partitions: the symbolic chain stays outside and delegates take ints, since
         symbols that cross between delegates and the CPU fail in ExecuTorch."""
         supported = {
-            node
-            for node in self.calls
-            if node not in self.reasons
-            and not fx.is_symbolic(node)
-            and not fx.is_assert(node)
-            and not fx.is_scalar_read(node)
+            node for node in self.calls if node not in self.reasons and node not in self.host
         }
 
         class Support(OperatorSupportBase):
@@ -168,6 +178,9 @@ class _Planner:
             allows_single_node_partition=True,
         ).propose_partitions()
         reasons = dict(self.reasons)
+        for node in self.host:
+            if not (fx.is_symbolic(node) or fx.is_assert(node) or fx.is_scalar_read(node)):
+                reasons.setdefault(node, "reads a number for the host, where the graph splits")
         groups = []
         for partition in proposed:
             nodes = [node for node in self.calls if node in partition.nodes]

@@ -333,6 +333,8 @@ def _lock_methods(runtime: Any) -> None:
                 _explain(error)
             if method is not None:
                 method._wgpu_lock = lock
+                # A method does not hold on to the bytes that its program was loaded from.
+                method._wgpu_held = (program._program, getattr(program, "_data", None))
             return method
 
     @functools.wraps(run)
