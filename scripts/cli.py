@@ -13,7 +13,10 @@ import click
 
 from executorch_wgpu.scripts.bench import bench
 from executorch_wgpu.scripts.devices import devices
+from executorch_wgpu.scripts.eval_text import eval_text
+from executorch_wgpu.scripts.export_llama import export_llama
 from executorch_wgpu.scripts.inspect_file import inspect_file
+from executorch_wgpu.scripts.run_text import run_text
 
 
 class _Group(click.Group):
@@ -40,6 +43,9 @@ def main(debug: bool) -> None:
 main.add_command(devices)
 main.add_command(inspect_file)
 main.add_command(bench)
+main.add_command(export_llama)
+main.add_command(run_text)
+main.add_command(eval_text)
 
 if __name__ == "__main__":
     main()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
-from collections.abc import Iterable, Sequence
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 
@@ -71,3 +75,24 @@ def duration(seconds: float) -> str:
         if seconds * scale < 1000:
             return f"{seconds * scale:.3g} {unit}"
     return f"{seconds:.3g} s"
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Hold back what torch, executorch and their C++ write to standard error; it is shown if the
+    block raises."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with tempfile.TemporaryFile() as held, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            held.seek(0)
+            os.write(saved, held.read())
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(saved, 2)
+            os.close(saved)

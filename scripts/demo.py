@@ -5,21 +5,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.metadata
-import os
 import sys
-import tempfile
 import time
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from executorch_wgpu.scripts.console import Console, duration, size
+from executorch_wgpu.scripts.console import Console, duration, quiet, size
 
 if TYPE_CHECKING:
     from executorch_wgpu.scripts.recipes.llama import Layer
@@ -178,27 +173,6 @@ def print_dispatches(console: Console, graph: Any, title: str, seq_len: int, pos
             for i, dispatch in enumerate(dispatches)
         ),
     )
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Hold back what torch, executorch and their C++ write to standard error; it is shown if the
-    block raises."""
-    sys.stderr.flush()
-    saved = os.dup(2)
-    with tempfile.TemporaryFile() as held, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        except BaseException:
-            held.seek(0)
-            os.write(saved, held.read())
-            raise
-        finally:
-            sys.stderr.flush()
-            os.dup2(saved, 2)
-            os.close(saved)
 
 
 if __name__ == "__main__":

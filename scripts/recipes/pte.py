@@ -1,0 +1,162 @@
+"""From a whole model to its ``.pte``: one delegate a method, constants methods, a tokenizer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from executorch.exir import (
+    EdgeProgramManager,
+    ExecutorchProgramManager,
+    to_edge_transform_and_lower,
+)
+
+from executorch_wgpu.backend import WgpuPartitioner
+from executorch_wgpu.backend.partitioner import explain_program
+from executorch_wgpu.scripts.progress import Progress, WriteProgress
+from executorch_wgpu.scripts.recipes.checkpoints import Checkpoint
+from executorch_wgpu.scripts.recipes.whole import Llama, build, export_methods
+from executorch_wgpu.scripts.text.bundle import TextBundle
+
+#: As the other named data: a multiple of a page is not needed, of a word it is.
+_ALIGNMENT = 16
+
+
+class NotWhollyDelegatedError(ValueError):
+    """A part of a model would run on the CPU; the message says which operators, and why."""
+
+
+def constant_methods(model: Llama, text: TextBundle | None = None) -> dict[str, Any]:
+    """What ExecuTorch's llama exporter writes beside ``forward``, and its runners read."""
+    args = model.params
+    methods: dict[str, Any] = {
+        "get_max_seq_len": args.max_seq_len,
+        "get_max_context_len": args.max_context_len,
+        "get_n_layers": args.n_layers,
+        "get_vocab_size": args.vocab_size,
+        "use_kv_cache": True,
+        "use_sdpa_with_kv_cache": True,
+        "enable_dynamic_shape": True,
+    }
+    if text is not None and text.bos_id is not None:
+        methods["get_bos_id"] = text.bos_id
+    if text is not None and text.eos_ids:
+        methods["get_eos_ids"] = list(text.eos_ids)
+    return methods
+
+
+def lower(
+    model: Llama, text: TextBundle | None = None, progress: Progress | None = None
+) -> ExecutorchProgramManager:
+    """Export and lower every method of ``model``, its tokenizer with it.
+
+    Raises NotWhollyDelegatedError.
+    """
+    with _step(progress, "export"):
+        exported = export_methods(model)
+    with _step(progress, "lower"):
+        lowered = to_edge_transform_and_lower(
+            exported,
+            partitioner=[WgpuPartitioner()],
+            constant_methods=constant_methods(model, text),
+        )
+        for name in exported:
+            _check_whole(lowered, name, model)
+        for key, data in ({} if text is None else text.named_data()).items():
+            # ExecuTorch has no other way to put data into a file than through its delegates.
+            lowered._named_data_store.add_named_data(key, data, alignment=_ALIGNMENT)
+        return lowered.to_executorch()
+
+
+def _check_whole(lowered: EdgeProgramManager, name: str, model: Llama) -> None:
+    """Raise NotWhollyDelegatedError unless the method is one call of a delegate."""
+    calls = [n for n in lowered.exported_program(name).graph.nodes if n.op == "call_function"]
+    delegates = [n for n in calls if "call_delegate" in str(n.target)]
+    others = [n for n in calls if n not in delegates and "getitem" not in str(n.target)]
+    if len(delegates) == 1 and not others:
+        return
+    # The graph is used up: the reasons take a new one.
+    rows = explain_program(export_methods(model)[name]).on_cpu
+    reasons = "\n".join(f"  {row.count} x {row.op}: {row.reason}" for row in rows)
+    raise NotWhollyDelegatedError(
+        f"{name}: {len(delegates)} delegates and {len(others)} operators outside them; "
+        f"a whole model is one delegate. On the CPU would be\n{reasons}"
+    )
+
+
+def write(
+    program: ExecutorchProgramManager, path: str | Path, progress: Progress | None = None
+) -> None:
+    """Write the file, without a copy of its content in memory. Until it is whole it has another
+    name, so that a ``.pte`` that exists is one that is complete.
+
+    Raises OSError.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            if progress is None:
+                program.write_to_file(file)
+            else:
+                total = len(program._pte_data)
+                with progress.step("write", total, "bytes") as advance:
+                    program.write_to_file(WriteProgress(file, advance))
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def export_checkpoint(
+    checkpoint: Checkpoint,
+    path: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    kv_dtype: torch.dtype = torch.float32,
+    max_seq_len: int = 128,
+    max_context: int = 2048,
+    all_logits: bool = False,
+    progress: Progress | None = None,
+) -> None:
+    """A ``.pte`` of a checkpoint.
+
+    Args:
+        checkpoint: see ``recipes.checkpoints``.
+        path: of the file.
+        dtype: storage of matrices; None: as in the checkpoint, f32 where it is quantized.
+        kv_dtype: storage of KV caches.
+        max_seq_len: most tokens of one call.
+        max_context: positions of the KV caches.
+        all_logits: the logits of every token instead of those of the last.
+
+    Raises NotWhollyDelegatedError, OSError, and ValueError as ``whole.build``.
+    """
+    args = checkpoint.model_args(
+        max_seq_len=min(max_seq_len, max_context),
+        max_context_len=max_context,
+        generate_full_logits=all_logits,
+    )
+
+    def track(names: list[str]) -> Iterable[str]:
+        if progress is None:
+            return names
+        return progress.over("load", names, len(names), "weights")
+
+    model = build(
+        args, checkpoint.weights, dtype=dtype or checkpoint.dtype, kv_dtype=kv_dtype, track=track
+    )
+    write(lower(model, checkpoint.text, progress), path, progress)
+
+
+@contextlib.contextmanager
+def _step(progress: Progress | None, name: str) -> Iterator[None]:
+    if progress is None:
+        yield
+    else:
+        with progress.step(name):
+            yield

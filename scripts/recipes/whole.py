@@ -1,0 +1,146 @@
+"""Whole llama models on ExecuTorch's own definitions: Llama, SmolLM2, Qwen2.5, Qwen3 and others.
+
+    model = build(args, weights)                     # weights: parameter name -> tensor
+    logits = model(tokens, input_pos)                # eager, with the KV cache that it keeps
+    exported = export_methods(model)                 # {"forward": ExportedProgram}
+
+``forward(tokens [1, S], input_pos [1]) -> logits [1, 1, V]``: S tokens from a position on, S from 1
+to ``max_seq_len``; the logits are those of the last token, of all S with ``generate_full_logits``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from executorch.examples.models.llama.llama_transformer import Transformer, construct_transformer
+from executorch.examples.models.llama.model_args import ModelArgs
+from executorch.examples.models.llama.rope import Rope
+from executorch.examples.models.llama.source_transformation.sdpa import (
+    replace_sdpa_with_custom_op,
+)
+from torch import Tensor, nn
+
+from executorch_wgpu.scripts.recipes.storage import StoredKVCache, store_weights
+
+#: Calls what makes a tensor: weights are read one at a time.
+Weights = Mapping[str, Callable[[], Tensor]]
+
+
+class _NoMask:
+    """In the place of the causal mask that ExecuTorch's attention holds for each layer, which
+    takes max_context_len squared bytes and which the custom attention does not look at."""
+
+    def narrow(self, dim: int, start: Any, length: Any) -> None:
+        """Rows of the mask: there are none."""
+
+
+class Llama(Transformer):
+    """ExecuTorch's transformer with KV caches and attention as its llama exporter sets them up.
+
+    Its parameters are on the meta device until they are assigned, see :func:`build`. Module paths
+    and cache names are those of the transformer (``layers.3.attention.kv_cache.k_cache``).
+    """
+
+    def __init__(self, args: ModelArgs, kv_dtype: torch.dtype = torch.float32) -> None:
+        # Built for one position, so that no mask is as large as the context.
+        with torch.device("meta"):
+            small = construct_transformer(
+                dataclasses.replace(args, max_context_len=1, max_seq_len=1)
+            )
+            super().__init__(args, small.layers, Rope(args))
+        for layer in self.layers:
+            attention = layer.attention
+            attention.rope = self.rope
+            attention.max_context_len = args.max_context_len
+            del attention.mask
+            attention.mask = _NoMask()
+            attention.kv_cache = StoredKVCache(
+                args.max_context_len, attention.n_kv_heads, attention.head_dim, kv_dtype
+            )
+        replace_sdpa_with_custom_op(self)
+        self.eval().requires_grad_(False)
+
+    def forward(self, tokens: Tensor, input_pos: Tensor) -> Tensor:
+        logits = super().forward(tokens, {"input_pos": input_pos})
+        return logits.view(1, -1, self.vocab_size)
+
+    def reset(self) -> None:
+        """Empty the KV caches, as if the model had just been built."""
+        for layer in self.layers:
+            layer.attention.kv_cache.reset()
+
+
+def build(
+    args: ModelArgs,
+    weights: Weights,
+    *,
+    dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype = torch.float32,
+    track: Callable[[list[str]], Iterable[str]] = iter,
+) -> Llama:
+    """A model with its weights.
+
+    Args:
+        args: with ``use_kv_cache`` and ``enable_dynamic_shape``, see ``llama.model_args``.
+        weights: by parameter name; each is read once, when its turn comes.
+        dtype: how matrices are stored; what has one dimension is f32.
+        kv_dtype: how KV caches are stored.
+        track: goes through the names, to show progress.
+
+    Raises ValueError for a weight that is missing or of another shape.
+    """
+    model = Llama(args, kv_dtype)
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    missing = shapes.keys() - weights.keys()
+    if missing:
+        raise ValueError(f"{len(missing)} weights are missing, such as {min(missing)!r}")
+    #: What makes it -> the parameter: tied weights have one maker.
+    made: dict[Callable[[], Tensor], nn.Parameter] = {}
+    for name in track(list(shapes)):
+        maker = weights[name]
+        if maker not in made:
+            tensor = maker()
+            if tensor.shape != shapes[name]:
+                raise ValueError(
+                    f"weight {name!r} is {list(tensor.shape)}, expected {list(shapes[name])}"
+                )
+            tensor = tensor.to(torch.float32 if tensor.ndim == 1 else dtype).contiguous()
+            made[maker] = nn.Parameter(tensor, requires_grad=False)
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, made[maker])
+    store_weights(model)
+    return model
+
+
+def random_weights(args: ModelArgs, seed: int = 0, std: float = 0.05) -> dict[str, Any]:
+    """Weights for :func:`build`, the same for the same arguments: normal with deviation ``std``,
+    norm weights around 1."""
+    shapes = {name: parameter.shape for name, parameter in Llama(args).named_parameters()}
+
+    def maker(name: str, number: int) -> Callable[[], Tensor]:
+        def make() -> Tensor:
+            generator = torch.Generator().manual_seed(seed * 100_003 + number)
+            values = torch.randn(shapes[name], generator=generator) * std
+            return 1.0 + values if "norm" in name else values
+
+        return make
+
+    return {name: maker(name, number) for number, name in enumerate(sorted(shapes))}
+
+
+def export_methods(model: Llama) -> dict[str, torch.export.ExportedProgram]:
+    """The methods by name, each exported with a live S and a live ``input_pos[0]``.
+
+    One so far, ``forward``. An ExportedProgram can be lowered once only.
+    """
+    # Sizes of 0 and 1 would become constants: S is 3, or 2 where no more fits.
+    count = min(3, model.max_seq_len)
+    if count < 2:
+        raise ValueError(f"max_seq_len {model.max_seq_len} is too small: at least 2")
+    inputs = (torch.zeros(1, count, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+    shapes = ({1: torch.export.Dim("S", min=1, max=model.max_seq_len)}, None)
+    with torch.no_grad(), torch._dynamo.config.patch(capture_scalar_outputs=True):
+        return {"forward": torch.export.export(model, inputs, dynamic_shapes=shapes)}
