@@ -9,7 +9,7 @@ from typing import Any
 from executorch_wgpu.backend.build import build_program
 from executorch_wgpu.ops import registry
 from executorch_wgpu.ops.builder import Builder
-from executorch_wgpu.ops.call import ChainInput, OpCall, OpChain, Value
+from executorch_wgpu.ops.call import ChainInput, OpCall, OpChain, Origin, Value
 from executorch_wgpu.ops.elementwise.pointwise import emit_copy
 from executorch_wgpu.ops.tensor import Storage, Tensor, contiguous_strides, dtype_bytes
 from executorch_wgpu.serialization.dispatch_list import BufferKind, Program
@@ -36,6 +36,8 @@ class _ChainLowering:
         self.chain = chain
         self.builder = Builder()
         self.tensors: dict[Value, Tensor] = {}
+        #: Where values came from, for the copies made of them.
+        self.origins: dict[Value, Origin] = {}
         self.last_use = _last_uses(chain)
 
     def run(self) -> LoweredProgram:
@@ -80,6 +82,7 @@ class _ChainLowering:
         results = entry.lower(self.builder, replace(call, args=arguments))
         results = results if isinstance(results, tuple) else (results,)
         for value, result in zip(call.outputs, results, strict=True):
+            self.origins[value] = call.origin
             self.tensors[value] = result
 
     def _resolve(self, arg: Any) -> Any:
@@ -129,7 +132,9 @@ class _ChainLowering:
                 found.append(tensor.with_layout(tensor.shape, contiguous_strides(tensor.shape)))
                 continue
             out = self.builder.empty(value.shape, value.dtype, f"output {index}", BufferKind.OUTPUT)
-            emit_copy(self.builder, tensor, out, f"copy_output_{index}")
+            origin = replace(self.origins.get(value, Origin()), op="wgpu.copy_output")
+            with self.builder.at(origin):
+                emit_copy(self.builder, tensor, out, f"copy_output_{index}")
             found.append(out)
         return found
 
@@ -143,11 +148,18 @@ class _ChainLowering:
                 continue
             if tensor.storage.kind is BufferKind.STATE:
                 aside = self.builder.empty(tensor.shape, tensor.dtype, "state_aside")
-                emit_copy(self.builder, tensor, aside, "copy_state_aside")
+                with self.builder.at(_home_of(home)):
+                    emit_copy(self.builder, tensor, aside, "copy_state_aside")
                 tensor = aside
             pending.append((tensor, home))
         for tensor, home in pending:
-            emit_copy(self.builder, tensor, home, "store_state")
+            with self.builder.at(_home_of(home)):
+                emit_copy(self.builder, tensor, home, "store_state")
+
+
+def _home_of(state: Tensor) -> Origin:
+    """The module that a state's name says it belongs to."""
+    return Origin("wgpu.store_state", state.storage.name.rpartition(".")[0])
 
 
 def _last_uses(chain: OpChain) -> dict[Value, int]:

@@ -283,7 +283,7 @@ class Builder:
 
     def run(self, *dispatches: DispatchSpec) -> None:
         """Append a step of one route that always applies."""
-        self.step(RouteSpec("", dispatches))
+        self.step(RouteSpec("only", dispatches))
 
 
 def _bound_bytes(bound: Sequence[Bindable], given: Scalar | None) -> Scalar:

@@ -129,7 +129,7 @@ class Group:
         dispatched = [i for i, p in enumerate(passes) if p.kind == "dispatch"]
         return {
             "method": self.last.method,
-            "routes": list(dict.fromkeys(p.route for p in passes if p.route)),
+            "routes": [r for r in dict.fromkeys(p.route for p in passes) if r not in ("", "only")],
             "scalars": {name: list(bounds) for name, bounds in self._scalars.items()},
             "steps": self.steps,
             "warmup": {

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-# Programs made by hand.
-sys.path.append(str(Path(__file__).parents[1] / "runtime"))
 
 
 @pytest.fixture

@@ -1,0 +1,222 @@
+"""Labels everywhere: every dispatch of every registered operator says which operator it does the
+work of, in which module, through which route, and what it moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from executorch_wgpu.ops import registry
+from executorch_wgpu.ops.call import OpChain
+from executorch_wgpu.serialization.dispatch_list import NONE, Program
+
+from harness import DTYPES, Chain  # isort: skip
+
+MODULE = "layers.3.attention"
+
+X, Y = torch.rand(2, 3, 4) + 0.5, torch.rand(2, 3, 4) + 0.5
+B = torch.ones(2, 3, 4, dtype=torch.bool)
+M, N = torch.rand(5, 4), torch.rand(4, 6)
+TABLE, TOKENS = torch.rand(7, 4), torch.tensor([[1, 2, 0]])
+
+#: Arguments of ATen operators by position; by default one tensor for each that is required, and 2
+#: for each number.
+ARGUMENTS: dict[str, list[Any]] = {
+    "aten._log_softmax.default": [X, -1, False],
+    "aten._softmax.default": [X, -1, False],
+    "aten._unsafe_view.default": [X, [2, 12]],
+    "aten.addmm.default": [torch.rand(6), M, N],
+    "aten.bmm.default": [torch.rand(2, 3, 4), torch.rand(2, 4, 5)],
+    "aten.cat.default": [[X, Y], 1],
+    "aten.chunk.default": [X, 2, 2],
+    "aten.clamp.default": [X, 0.0, 1.0],
+    "aten.embedding.default": [TABLE, TOKENS],
+    "aten.expand.default": [torch.rand(1, 3, 4), [2, 3, 4]],
+    "aten.expand_copy.default": [torch.rand(1, 3, 4), [2, 3, 4]],
+    "aten.full.default": [[2, 3], 1.5],
+    "aten.full_like.default": [X, 1.5],
+    "aten.index.Tensor": [TABLE, [TOKENS]],
+    "aten.index_select.default": [TABLE, 0, TOKENS[0]],
+    "aten.linear.default": [M, torch.rand(6, 4), torch.rand(6)],
+    "aten.logical_and.default": [B, B],
+    "aten.logical_not.default": [B],
+    "aten.logical_or.default": [B, B],
+    "aten.mean.dim": [X, [1], True],
+    "aten.mm.default": [M, N],
+    "aten.permute.default": [X, [2, 0, 1]],
+    "aten.permute_copy.default": [X, [2, 0, 1]],
+    "aten.repeat.default": [X, [1, 2, 1]],
+    "aten.reshape.default": [X, [6, 4]],
+    "aten.scalar_tensor.default": [1.5],
+    "aten.select.int": [X, 1, 2],
+    "aten.select_copy.int": [X, 1, 2],
+    "aten.slice.Tensor": [X, 1, 0, 2],
+    "aten.slice_copy.Tensor": [X, 1, 0, 2],
+    "aten.slice_scatter.default": [X, torch.rand(2, 2, 4), 1, 0, 2],
+    "aten.split.Tensor": [X, 2, 2],
+    "aten.split_copy.Tensor": [X, 2, 2],
+    "aten.split_with_sizes.default": [X, [1, 3], 2],
+    "aten.split_with_sizes_copy.default": [X, [1, 3], 2],
+    "aten.squeeze.dims": [torch.rand(2, 1, 4), [1]],
+    "aten.squeeze_copy.dim": [torch.rand(2, 1, 4), 1],
+    "aten.squeeze_copy.dims": [torch.rand(2, 1, 4), [1]],
+    "aten.stack.default": [[X, Y], 1],
+    "aten.sum.dim_IntList": [X, [1], True],
+    "aten.t.default": [M],
+    "aten.t_copy.default": [M],
+    "aten.transpose.int": [X, 0, 2],
+    "aten.transpose_copy.int": [X, 0, 2],
+    "aten.unbind.int": [X, 1],
+    "aten.unbind_copy.int": [X, 1],
+    "aten.unsqueeze.default": [X, 1],
+    "aten.unsqueeze_copy.default": [X, 1],
+    "aten.view.default": [X, [2, 12]],
+    "aten.view_copy.default": [X, [2, 12]],
+    "aten.where.self": [B, X, Y],
+}
+
+
+def aten(chain: Chain, op: str) -> None:
+    """One call of an ATen operator, its outputs as PyTorch's own have them."""
+    namespace, name, overload = op.split(".")
+    function = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    given = ARGUMENTS.get(op)
+    if given is None:
+        required = [a for a in function._schema.arguments if not a.has_default_value()]
+        given = [
+            [X, Y][i % 2] if "Tensor" in str(argument.type) else 2
+            for i, argument in enumerate(required)
+        ]
+    results = function(*given)
+    results = list(results) if isinstance(results, (list, tuple)) else [results]
+    arguments: dict[str, Any] = {}
+    for position, argument in enumerate(function._schema.arguments):
+        value = given[position] if position < len(given) else argument.default_value
+        arguments[argument.name] = convert(chain, f"{argument.name}", value)
+    mutates = {0: "self"} if name == "slice_scatter" else None
+    outputs = chain.call(
+        op, arguments, [(DTYPES[r.dtype], tuple(r.shape)) for r in results], mutates, MODULE
+    )
+    chain.output(*outputs)
+
+
+def convert(chain: Chain, name: str, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return chain.input(name, tuple(value.shape), value.dtype)
+    if isinstance(value, (list, tuple)):
+        return [convert(chain, f"{name}{i}", item) for i, item in enumerate(value)]
+    return value
+
+
+def copy(chain: Chain, op: str) -> None:
+    """ExecuTorch's copies between dimension orders."""
+    x = chain.input("self", tuple(X.shape))
+    chain.output(*chain.call(op, {"self": x, "dtype": None}, [(x.dtype, x.shape)], module=MODULE))
+
+
+def rms_norm(chain: Chain, op: str) -> None:
+    x, weight = chain.input("x", (2, 3, 4)), chain.constant(torch.ones(4))
+    arguments = {"x": x, "weight": weight, "eps": 1e-5}
+    chain.output(*chain.call(op, arguments, [(x.dtype, x.shape)], module=MODULE))
+
+
+def rope(chain: Chain, op: str) -> None:
+    x = chain.input("x", (1, 3, 2, 8))
+    tables = {name: chain.input(name, (1, 3, 1, 4)) for name in ("cos", "sin")}
+    arguments = {"x": x, **tables, "interleaved": True}
+    chain.output(*chain.call(op, arguments, [(x.dtype, x.shape)], module=MODULE))
+
+
+def sdpa_arguments(chain: Chain) -> tuple[dict[str, Any], Any]:
+    positions = chain.int_input("S", 1, 64)
+    start = chain.int_input("start_pos", 0, 63)
+    query = chain.input("query", (1, positions, 4, 8))
+    rest = {"attn_mask": None, "drpout_p": 0.0, "is_causal": True, "scale": None}
+    return {"query": query, "start_pos": start, **rest}, positions
+
+
+def cache(chain: Chain, name: str) -> Any:
+    return chain.state(torch.zeros(1, 128, 2, 8), f"{MODULE}.{name}_cache")
+
+
+def custom_sdpa(chain: Chain, op: str) -> None:
+    arguments, _ = sdpa_arguments(chain)
+    for name in ("key", "value"):
+        arguments[name] = cache(chain, name)
+    query = arguments["query"]
+    chain.output(*chain.call(op, arguments, [(query.dtype, query.shape)], module=MODULE))
+
+
+def sdpa_with_kv_cache(chain: Chain, op: str) -> None:
+    arguments, positions = sdpa_arguments(chain)
+    for name in ("key", "value"):
+        arguments[name] = chain.input(name, (1, positions, 2, 8))
+        arguments[f"{name}_cache"] = cache(chain, name)
+    arguments["seq_len"] = positions
+    query, old = arguments["query"], arguments["key_cache"]
+    outputs = [(query.dtype, query.shape), *[(old.dtype, old.shape)] * 2]
+    mutates = {1: "key_cache", 2: "value_cache"}
+    chain.output(chain.call(op, arguments, outputs, mutates, MODULE)[0])
+
+
+def update_cache(chain: Chain, op: str) -> None:
+    positions = chain.int_input("S", 1, 64)
+    start = chain.int_input("start_pos", 0, 63)
+    value, old = chain.input("value", (1, positions, 2, 8)), cache(chain, "k")
+    arguments = {"value": value, "cache": old, "start_pos": start}
+    outputs = [(value.dtype, (1,)), (old.dtype, old.shape)]
+    chain.call(op, arguments, outputs, {1: "cache"}, MODULE)
+
+
+OTHERS: dict[str, Callable[[Chain, str], None]] = {
+    "dim_order_ops._clone_dim_order.default": copy,
+    "dim_order_ops._to_dim_order_copy.default": copy,
+    "llama.custom_sdpa.default": custom_sdpa,
+    "llama.sdpa_with_kv_cache.default": sdpa_with_kv_cache,
+    "llama.update_cache.default": update_cache,
+    "wgpu.rms_norm": rms_norm,
+    "wgpu.rope": rope,
+}
+
+
+def lowered(op: str) -> tuple[Program, OpChain]:
+    chain = Chain()
+    OTHERS.get(op, aten)(chain, op)
+    return chain.lower().program, chain.chain
+
+
+@pytest.mark.parametrize("op", registry.registered_ops())
+def test_every_operator(op: str) -> None:
+    program, _ = lowered(op)
+    entry = registry.lowering_of(op)
+    assert entry is not None
+    routes = [route for step in program.steps for route in step.routes]
+    ops = set()
+    for route in routes:
+        assert route.name, op
+        for dispatch in route.dispatches:
+            ops.add(dispatch.op)
+            assert dispatch.module_path == MODULE, dispatch.label
+            assert dispatch.label.startswith(f"{MODULE}/")
+            assert dispatch.op in (op, "wgpu.copy_output", "wgpu.store_state"), dispatch
+            assert dispatch.bytes != NONE, dispatch.label
+    # A view costs nothing itself: what leaves the program is copied, and says so.
+    assert ops, op
+    if not entry.views and op != "aten.lift_fresh_copy.default":
+        assert op in ops or ops == {"wgpu.copy_output"}
+
+
+def test_the_four_kinds_of_one_sdpa() -> None:
+    program, _ = lowered("llama.sdpa_with_kv_cache.default")
+    found = [
+        (route.name, dispatch.label.rsplit("/", 1)[1])
+        for step in program.steps
+        for route in step.routes
+        for dispatch in route.dispatches
+    ]
+    assert ("only", "update_cache_k") in found and ("only", "update_cache_v") in found
+    assert ("decode", "sdpa_decode_split") in found and ("decode", "sdpa_decode_reduce") in found
+    assert ("prefill", "sdpa_prefill") in found
