@@ -70,7 +70,7 @@ class TextBundle:
         try:
             settings: dict[str, Any] = json.loads(bytes(read(SETTINGS_KEY)))
             version = settings.pop("version")
-        except (ValueError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InvalidProgramError(f"{SETTINGS_KEY}: not the settings of a tokenizer") from error
         if not isinstance(version, int) or version > _VERSION:
             raise InvalidProgramError(
