@@ -38,7 +38,7 @@ def trace_events(steps: Sequence[StepProfile]) -> list[Event]:
                 _slice(p.label, _GPU, lanes.place(start, end), start, end, _args(step, p))
             )
         slices += modules.of(step, offset)
-    slices.sort(key=lambda event: (event["ts"], -event["dur"]))
+    slices.sort(key=_outer_first)
     names = [
         _name(_HOST, None, "host"),
         _name(_HOST, 1, "execute"),
@@ -96,6 +96,11 @@ def _slice(
         "dur": (end - start) / 1e3,
         "args": dict(args),
     }
+
+
+def _outer_first(event: Event) -> tuple[float, float, int]:
+    """By time; of slices that begin and end together, the one that is around the other first."""
+    return event["ts"], -event["dur"], len(event["args"].get("module", ""))
 
 
 def _host(step: StepProfile, origin: int) -> Iterable[Event]:
