@@ -45,8 +45,8 @@ def test_accesses_that_the_shader_does_not_have(device: Any) -> None:
     [
         ({"features": ("ray-query",)}, "feature 'ray-query'"),
         (
-            {"limits": (("max-storage-buffers-per-shader-stage", 1000),)},
-            r"limit max-storage-buffers-per-shader-stage of 1000 \(the device has \d+\)",
+            {"limits": (("max-storage-buffers-per-shader-stage", 2_000_000_000),)},
+            r"limit max-storage-buffers-per-shader-stage of 2000000000 \(the device has \d+\)",
         ),
     ],
 )
