@@ -16,6 +16,7 @@ from executorch.exir import (
 )
 
 from executorch_wgpu.backend import WgpuPartitioner
+from executorch_wgpu.backend.options import CompileOptions
 from executorch_wgpu.backend.partitioner import explain_program
 from executorch_wgpu.scripts.progress import Progress, WriteProgress
 from executorch_wgpu.scripts.recipes.checkpoints import Checkpoint
@@ -50,7 +51,10 @@ def constant_methods(model: Llama, text: TextBundle | None = None) -> dict[str, 
 
 
 def lower(
-    model: Llama, text: TextBundle | None = None, progress: Progress | None = None
+    model: Llama,
+    text: TextBundle | None = None,
+    progress: Progress | None = None,
+    options: CompileOptions | None = None,
 ) -> ExecutorchProgramManager:
     """Export and lower every method of ``model``, its tokenizer with it.
 
@@ -61,18 +65,20 @@ def lower(
     with _step(progress, "lower"):
         lowered = to_edge_transform_and_lower(
             exported,
-            partitioner=[WgpuPartitioner()],
+            partitioner=[WgpuPartitioner(options)],
             constant_methods=constant_methods(model, text),
         )
         for name in exported:
-            _check_whole(lowered, name, model)
+            _check_whole(lowered, name, model, options)
         for key, data in ({} if text is None else text.named_data()).items():
             # ExecuTorch has no other way to put data into a file than through its delegates.
             lowered._named_data_store.add_named_data(key, data, alignment=_ALIGNMENT)
         return lowered.to_executorch()
 
 
-def _check_whole(lowered: EdgeProgramManager, name: str, model: Llama) -> None:
+def _check_whole(
+    lowered: EdgeProgramManager, name: str, model: Llama, options: CompileOptions | None
+) -> None:
     """Raise NotWhollyDelegatedError unless the method is one call of a delegate."""
     calls = [n for n in lowered.exported_program(name).graph.nodes if n.op == "call_function"]
     delegates = [n for n in calls if "call_delegate" in str(n.target)]
@@ -80,7 +86,7 @@ def _check_whole(lowered: EdgeProgramManager, name: str, model: Llama) -> None:
     if len(delegates) == 1 and not others:
         return
     # The graph is used up: the reasons take a new one.
-    rows = explain_program(export_methods(model)[name]).on_cpu
+    rows = explain_program(export_methods(model)[name], options).on_cpu
     reasons = "\n".join(f"  {row.count} x {row.op}: {row.reason}" for row in rows)
     raise NotWhollyDelegatedError(
         f"{name}: {len(delegates)} delegates and {len(others)} operators outside them; "
