@@ -264,7 +264,8 @@ class WebGPUQueryPool:
             ) from error
         if not ticks.any():
             raise ProfilingError(
-                f"{self._label}: the device wrote none of {step.used} pairs of timestamps"
+                f"{self._label}: the device wrote none of {step.used} pairs of timestamps; "
+                "it cannot be profiled (leave WEBGPU_TIMESTAMP_QUERY unset)"
             )
         return [(int(begin), int(end)) for begin, end in ticks.reshape(-1, 2)]
 

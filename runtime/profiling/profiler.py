@@ -1,5 +1,5 @@
 """Records and collects the profiled steps of one graph: every dispatch in a pass of its own with
-a timestamp before and after, and an empty pass behind each copy."""
+a timestamp before and after, and a pass that does nothing behind each copy."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ logger = logging.getLogger("executorch_wgpu")
 
 #: Passes beside the dispatches of a plan: copies of a step.
 _SPARE = 16
+
+_NOTHING = "@compute @workgroup_size(1) fn main() {}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class Profiler:
         self._steps = 0
         self._passes = 0
         self._plan: Plan | None = None
+        self._nothing: Any = None
         self._symbols: Sequence[int] = ()
         self._marks: list[tuple[str, int]] = []
 
@@ -97,7 +100,7 @@ class Profiler:
         pool.reset(pool.capacity)
         self._passes = 0
         if copies_first:
-            encoder.begin_compute_pass(label="begin", timestamp_writes=pool.writes_for(0)).end()
+            self._mark(encoder, "begin")
             pool.record(0, ShaderDuration(0, "begin", kind="marker"))
             self._passes = 1
 
@@ -133,15 +136,26 @@ class Profiler:
         """A copy of ``size`` bytes has just been recorded on the encoder."""
         if self._passes >= self.pool.capacity:
             return  # more copies than anyone foresaw: those are not timed
-        compute = encoder.begin_compute_pass(
-            label=f"after {what}", timestamp_writes=self.pool.writes_for(self._passes)
-        )
-        compute.end()
+        self._mark(encoder, f"after {what}")
         copy = ShaderDuration(
             self._passes, what, kind="copy", label=what, bytes=2 * size, bindings=(f"{size} B",)
         )
         self.pool.record(self._passes, copy, closes=True)
         self._passes += 1
+
+    def _mark(self, encoder: Any, label: str) -> None:
+        """A pass that does nothing. Not an empty one: Metal writes no timestamps for those."""
+        if self._nothing is None:
+            module = self.device.create_shader_module(label="nothing", code=_NOTHING)
+            self._nothing = self.device.create_compute_pipeline(
+                label="nothing", layout="auto", compute={"module": module, "entry_point": "main"}
+            )
+        compute = encoder.begin_compute_pass(
+            label=label, timestamp_writes=self.pool.writes_for(self._passes)
+        )
+        compute.set_pipeline(self._nothing)
+        compute.dispatch_workgroups(1, 1, 1)
+        compute.end()
 
     def finish(self, encoder: Any) -> None:
         """Everything of the step has been recorded."""
