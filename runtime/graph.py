@@ -42,6 +42,7 @@ from .submission import Staging, submitter_of
 if TYPE_CHECKING:
     from .profiling.profiler import Profiler
     from .profiling.records import StepProfile
+    from .query_pool import WebGPUQueryPool
 
 logger = logging.getLogger("executorch_wgpu")
 
@@ -253,6 +254,11 @@ class WebGPUGraph:
         (see :class:`.profiling.records.StepProfile`). None when profiling is off, the device has no
         timestamps, or nothing has run."""
         return self._last_profile
+
+    @property
+    def query_pool(self) -> WebGPUQueryPool | None:
+        """The timestamps of this graph's last profiled step; None when it does not profile."""
+        return None if self._profiler is None else self._profiler.pool
 
     def _submit(self, inputs: Sequence[object], wanted: Sequence[int] | None) -> PendingStep:
         if len(self._flight) >= MAX_IN_FLIGHT:
