@@ -27,6 +27,8 @@ import importlib
 import importlib.util
 import logging
 import threading
+import weakref
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -44,6 +46,7 @@ from .errors import (
     UnsupportedDeviceError,
 )
 from .graph import WebGPUGraph
+from .states import StateSpace
 
 logger = logging.getLogger("executorch_wgpu")
 
@@ -76,6 +79,8 @@ class _State:
 
 
 _state = _State()
+#: Where the methods of a program share states; each lives as long as one of their graphs.
+_spaces: weakref.WeakValueDictionary[Hashable, StateSpace] = weakref.WeakValueDictionary()
 _failed = threading.local()
 _newest: BaseException | None = None
 
@@ -227,15 +232,17 @@ def _init(
         program = deserialize(memoryview(content).cast("B"))
         constants = _Constants(data)
         try:
+            key = None if identity is None else ("executorch", identity)
             graph = WebGPUGraph(
                 resolve_device(_state.device),
                 program,
                 constants,
                 method.decode(errors="replace"),
                 # Graphs of one program are given one map, and share what is on the device.
-                data_identity=None if identity is None else ("executorch", identity),
+                data_identity=key,
                 profile=_state.profile,
                 verified=True,
+                space=StateSpace() if key is None else _spaces.setdefault(key, StateSpace()),
             )
         finally:
             constants.close()

@@ -82,6 +82,7 @@ class WebGPUGraph:
 
     Attributes:
         state: what persists between calls.
+        space: where its states are shared, by group.
 
     Raises:
         InvalidProgramError: the program breaks an invariant, a shader does not compile, or data
@@ -131,6 +132,7 @@ class WebGPUGraph:
         self._compiler = pipelines_of(device)
         self._pipelines = self._compile()
         tensors = [program.tensors[o.index] for o in program.outputs if o.kind is ValueKind.TENSOR]
+        self.space = space or StateSpace()
         self._buffers = Buffers(
             device,
             self._submitter,
@@ -138,7 +140,7 @@ class WebGPUGraph:
             self._planner.buffers() | {tensor.buffer for tensor in tensors},
             named_data,
             data_identity,
-            space or StateSpace(),
+            self.space,
             self.label,
         )
         self.state = State(device, self._submitter, program, self.label, self._buffers, self._lock)
