@@ -36,7 +36,7 @@ from .readback import Layout, Readback, StagingPool, lay_out
 from .recorder import recorder_of
 from .shaders import LIVE_BYTES, pipelines_of
 from .states import State, StateSpace
-from .storage import COPY_DST, UNIFORM, Buffers, NamedData
+from .storage import COPY_DST, UNIFORM, Buffers, NamedData, Progress
 from .submission import Staging, submitter_of
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ class WebGPUGraph:
         plain_api: never call wgpu-native's C functions.
         verified: ``program`` comes from ``deserialize``, which has verified it.
         space: where states are shared with other graphs, by group; None: with none.
+        progress: called with (bytes done, bytes in all) while constants are uploaded.
 
     Attributes:
         state: what persists between calls.
@@ -106,6 +107,7 @@ class WebGPUGraph:
         plain_api: bool = False,
         verified: bool = False,
         space: StateSpace | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self._arguments: dict[str, Any] = {
             "profile": profile,
@@ -142,6 +144,7 @@ class WebGPUGraph:
             data_identity,
             self.space,
             self.label,
+            progress,
         )
         self.state = State(device, self._submitter, program, self.label, self._buffers, self._lock)
         self._create_live_block()

@@ -31,6 +31,7 @@ from .errors import InvalidInputError, NotDelegatedError
 from .graph import PendingStep, WebGPUGraph
 from .metadata import MethodMetadata, ValueInfo, buffer_bytes, describe_file_value, describe_values
 from .states import State, StateSpace
+from .storage import Progress
 
 if TYPE_CHECKING:
     from .profiling.records import StepProfile
@@ -58,6 +59,7 @@ class Runtime:
         *,
         device: Any = None,
         profile: bool | None = None,
+        progress: Progress | None = None,
     ) -> Program:
         """Opens a ``.pte`` file. A file is mapped and stays open as long as the program and its
         methods; nothing is sent to a device yet.
@@ -68,6 +70,7 @@ class Runtime:
                 ``"NVIDIA"``; None for the device that this process shares.
             profile: timestamps for every dispatch of every method; None asks the environment
                 (``WEBGPU_TIMESTAMP_QUERY=1``).
+            progress: called with (bytes done, bytes in all) while a method's weights are uploaded.
 
         Raises:
             FileNotFoundError, OSError: the file cannot be opened.
@@ -75,24 +78,30 @@ class Runtime:
             TypeError: ``data`` is neither a path nor bytes.
         """
         if isinstance(data, (bytes, bytearray, memoryview)):
-            return Program(PteFile(data), object(), device, profile)
+            return Program(PteFile(data), object(), device, profile, progress)
         if not isinstance(data, (str, os.PathLike)):
             raise TypeError(f"expected a path or bytes, got {type(data).__name__}")
         status = os.stat(data)
         identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-        return Program(PteFile.open(data), identity, device, profile)
+        return Program(PteFile.open(data), identity, device, profile, progress)
 
 
 class Program:
     """An open ``.pte`` file, from :meth:`Runtime.load_program`."""
 
     def __init__(
-        self, pte: PteFile, identity: Hashable, device: Any = None, profile: bool | None = None
+        self,
+        pte: PteFile,
+        identity: Hashable,
+        device: Any = None,
+        profile: bool | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self._pte = pte
         self._identity = identity
         self._device = device
         self._profile = profile
+        self._progress = progress
         self._lists: dict[str, DispatchList] = {}
         self._space = StateSpace()
         self._lock = threading.Lock()
@@ -150,6 +159,7 @@ class Program:
             positions=[source.index for source in wiring.delegate_inputs],
             verified=True,
             space=self._space,
+            progress=self._progress,
         )
         metadata = _metadata(method, program, wiring)
         return Method(method, graph, wiring, metadata, self._space)
@@ -422,7 +432,8 @@ def _why_not(file: str, method: PteMethod) -> str:
         backends = f" and the backends {', '.join(others)}" if others else ""
         return (
             f"{place}: it is not fully delegated; the operators {operators}{backends} are not "
-            f"ours. {official}, or export with `executorch-wgpu explain` to see why they were left"
+            f"ours. {official}, or see why they were left with "
+            "WgpuPartitioner().explain(exported_program)"
         )
     if others:
         return f"{place}: it is delegated to {', '.join(others)}, not to {BACKEND_ID}. {official}"

@@ -23,6 +23,9 @@ from .submission import Submitter
 #: key -> bytes-like (a memoryview of the mapped file), as a mapping or a callable.
 NamedData = Mapping[str, Any] | Callable[[str], Any]
 
+#: (bytes uploaded, bytes in all)
+Progress = Callable[[int, int], object]
+
 COPY_SRC, COPY_DST, UNIFORM, STORAGE = 0x4, 0x8, 0x40, 0x80
 
 _PIECE_BYTES = 4 << 20
@@ -53,6 +56,7 @@ class Buffers:
         identity: equal for graphs whose ``named_data`` is the same file; None shares nothing.
         space: where states with a group are shared.
         label: opens error messages, and names the buffers.
+        progress: told of what has been uploaded.
 
     Attributes:
         created: indices of the states that are new, not another graph's.
@@ -74,6 +78,7 @@ class Buffers:
         identity: Hashable | None,
         space: StateSpace,
         label: str,
+        progress: Progress | None = None,
     ) -> None:
         self._device, self._submitter, self._program = device, submitter, program
         self._label = label
@@ -87,6 +92,12 @@ class Buffers:
             end = spec.data_offset + spec.size
             self._ends[spec.data_key] = max(end, self._ends.get(spec.data_key, 0))
         self._space = space
+        self._progress, self._done = progress, 0
+        self._total = sum(
+            spec.size
+            for index, spec in enumerate(program.buffers)
+            if index in used and spec.kind is BufferKind.CONSTANT
+        )
         self._shared: list[Any] = []
         self.created: set[int] = set()
         self._handles: list[Any] = [
@@ -112,9 +123,16 @@ class Buffers:
             handle = cache.get(key)
             if handle is None:
                 handle = self._allocate(spec)
-                self.upload(handle, spec)
+                self.upload(handle, spec, self._advance)
                 cache[key] = handle
+            else:
+                self._advance(spec.size)
         return handle
+
+    def _advance(self, count: int) -> None:
+        if self._progress is not None:
+            self._done = min(self._done + count, self._total)
+            self._progress(self._done, self._total)
 
     def _create_state(self, index: int, spec: Buffer) -> Any:
         def create() -> Any:
@@ -169,13 +187,17 @@ class Buffers:
             )
         return data[spec.data_offset : spec.data_offset + spec.size]
 
-    def upload(self, handle: Any, spec: Buffer) -> None:
-        """Writes the content of ``spec`` in the named data."""
+    def upload(
+        self, handle: Any, spec: Buffer, advance: Callable[[int], None] | None = None
+    ) -> None:
+        """Writes the content of ``spec`` in the named data; ``advance`` is told of its bytes."""
         data = self._data(spec)
         with gpu_errors(self._label, f"uploading '{spec.name}' ({len(data)} bytes)"):
-            self.write(handle, data)
+            self.write(handle, data, advance)
 
-    def write(self, handle: Any, data: memoryview) -> None:
+    def write(
+        self, handle: Any, data: memoryview, advance: Callable[[int], None] | None = None
+    ) -> None:
         """Writes bytes to the start of a buffer, in pieces, padded with zeros to whole words."""
         queue = self._device.queue
         whole = len(data) // 4 * 4
@@ -187,6 +209,8 @@ class Buffers:
                 # Written data waits in host-visible memory until a submit takes it.
                 self._submitter.flush()
                 self._pending = 0
+            if advance is not None:
+                advance(len(piece))
         if whole < len(data):
             queue.write_buffer(handle, whole, bytes(data[whole:]).ljust(4, b"\0"))
 

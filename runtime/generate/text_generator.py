@@ -55,7 +55,7 @@ class TextGenerator:
         program: a loaded program, or a path to a ``.pte``.
         tokenizer: anything with ``encode`` and ``decode`` (see :func:`.tokenizer.as_tokenizer`);
             None: prompts are token ids, and there is no text.
-        device: for a path, see ``Runtime.load_program``.
+        device, progress: for a path, see ``Runtime.load_program``.
         pipelined: True keeps the loop on the GPU where the program can: the next step is submitted
             before the token of the last has arrived. False gives the same tokens one at a time.
         depth: steps in flight when pipelined, 2 or 3.
@@ -85,10 +85,11 @@ class TextGenerator:
         prefill_chunk: int | None = None,
         reuse_prefix: bool = True,
         sample_on_host: bool = False,
+        progress: Callable[[int, int], object] | None = None,
     ) -> None:
         start = time.perf_counter()
         if not isinstance(program, Program):
-            program = Runtime.get().load_program(program, device=device)
+            program = Runtime.get().load_program(program, device=device, progress=progress)
         self.tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
         self.model = LanguageModel(program, prefer_generate=not sample_on_host)
         self.pipelined = pipelined and self.model.feeds_back

@@ -180,3 +180,18 @@ def test_pieces_are_shared_between_graphs(device: Any) -> None:
     finer = WebGPUGraph(device, carved(1 << 60, 4), data, data_identity=identity)
     assert not one.allocated().keys() & finer.allocated().keys()
     assert finer.execute([])[0].tolist() == one.execute([])[0].tolist()
+
+
+def test_progress_of_the_upload(device: Any) -> None:
+    data, identity, told = {"w": bytes(1024)}, object(), []
+    graphs = [
+        WebGPUGraph(
+            device,
+            carved(1 << 60),
+            data,
+            data_identity=identity,
+            progress=lambda done, total: told.append((done, total)),
+        )
+        for _ in "ab"
+    ]
+    assert len(graphs) == 2 and told == [(512, 1024), (1024, 1024)] * 2  # the second finds it there
