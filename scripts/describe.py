@@ -26,6 +26,7 @@ from executorch_wgpu.serialization.dispatch_list import (
     ValueKind,
 )
 from executorch_wgpu.serialization.expressions import EvaluationError, evaluate, format_expr
+from executorch_wgpu.serialization.origins import handles_of
 from executorch_wgpu.serialization.ranges import bounds
 
 if TYPE_CHECKING:
@@ -213,6 +214,9 @@ class _Describer:
             "op": dispatch.op,
             "module_path": dispatch.module_path,
             "debug_handle": None if dispatch.debug_handle == NONE else dispatch.debug_handle,
+            "debug_handles": list(handles_of(dispatch)),
+            "bytes": None if dispatch.bytes == NONE else self._expr(dispatch.bytes),
+            "flops": None if dispatch.flops == NONE else self._expr(dispatch.flops),
             "kernel": dispatch.kernel,
             "grid": [self._expr(index) for index in dispatch.grid],
             "bindings": [

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ import numpy as np
 import pytest
 from programs import chain, chain_reference
 
-from executorch_wgpu.runtime import query_pool
+from executorch_wgpu.runtime import FED_BACK, query_pool
 from executorch_wgpu.runtime.device import Capabilities, capabilities
 from executorch_wgpu.runtime.errors import ProfilingError
 from executorch_wgpu.runtime.graph import WebGPUGraph
 from executorch_wgpu.runtime.profiling import profiler
 from executorch_wgpu.runtime.profiling.records import PHASES
+from executorch_wgpu.serialization.dispatch_list import Feedback
 
 X = np.ones(64, np.float32)
 OFF_CALLS = Path(__file__).with_name("off_calls.json")
@@ -111,6 +113,17 @@ def test_each_graph_has_its_own_pool(timed: Any) -> None:
     assert not failures
 
 
+def test_a_graph_beside_a_profiled_one_is_not(timed: Any) -> None:
+    """The state is the graph's: nothing about profiling is global."""
+    on = WebGPUGraph(timed, chain(2, 64), profile=True)
+    off = WebGPUGraph(timed, chain(2, 64), profile=False)
+    for graph in (on, off, on, off):
+        graph.execute([X])
+    step = on.last_profile()
+    assert step is not None and step.number == 1
+    assert off.last_profile() is None and off.query_pool is None
+
+
 def test_without_the_feature_one_warning_and_the_same_results(
     device: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +164,20 @@ def test_submitted_steps_profile_too(timed: Any) -> None:
     np.testing.assert_allclose(one.result()[0], chain_reference(X, 2))
     np.testing.assert_allclose(two.result()[0], chain_reference(X * 2, 2))
     assert len(graph.last_profile() or []) == 2
+
+
+def test_copies_that_feed_outputs_back_are_timed(timed: Any) -> None:
+    program = replace(chain(2, 64), feedback=(Feedback(0, 0),))
+    graph = WebGPUGraph(timed, program, profile=True)
+    [first] = graph.execute([X])
+    [second] = graph.execute([FED_BACK])
+    np.testing.assert_allclose(second, chain_reference(first, 2))
+    step = graph.last_profile()
+    assert step is not None and len(step) == 2
+    fed, back = step.copies
+    assert (fed.kernel_name, back.kernel_name) == ("feed back x", "read back y")
+    assert fed.bytes == 2 * 256 and fed.end_ns <= step[0].start_ns
+    assert fed.duration_ns > 0
 
 
 # -- off means off ---------------------------------------------------------------------------
