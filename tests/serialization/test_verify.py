@@ -348,6 +348,10 @@ BROKEN: dict[str, tuple[Program, str]] = {
     "label of lines": (dispatch(label="a\nb"), "cannot be printed"),
     "label too long": (dispatch(label="a" * 1025), "1025 characters"),
     "grid of nothing": (dispatch(grid=(LAST, ONE, ONE)), "grid: index"),
+    "bytes of nothing": (dispatch(bytes=LAST), "bytes: index"),
+    "flops of nothing": (dispatch(flops=-2), "flops: index"),
+    "a handle of text": (dispatch(debug_handles=(1, "2")), "debug_handles: '2' is str, not int"),
+    "handles without end": (dispatch(debug_handles=(0,) * 1025), "1025 elements"),
     "grid of two": (dispatch(grid=(ONE, ONE)), "not three members"),
     "grid negative": (
         with_expr(
