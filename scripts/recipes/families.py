@@ -1,0 +1,66 @@
+"""Published models by name: what they are, without their weights. For tests and benchmarks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from executorch.examples.models.llama.model_args import ModelArgs
+
+from executorch_wgpu.scripts.recipes import llama
+
+_LLAMA3 = {"vocab_size": 128256, "rope_theta": 5e5, "n_kv_heads": 8}
+_LLAMA3_1 = {**_LLAMA3, "use_scaled_rope": True, "rope_scale_factor": 8}
+_LLAMA3_2 = {**_LLAMA3, "use_scaled_rope": True, "rope_scale_factor": 32}
+_QWEN = {"vocab_size": 151936, "rope_theta": 1e6, "norm_eps": 1e-6, "use_hf_rope": True}
+
+#: name -> (fields of ModelArgs, whether embedding and head are one tensor)
+_FAMILIES: dict[str, tuple[dict[str, Any], bool]] = {
+    "llama2_7b": (
+        {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 32}
+        | {"hidden_dim": 11008, "vocab_size": 32000},
+        False,
+    ),
+    "llama3_8b": (
+        {**_LLAMA3, "dim": 4096, "n_layers": 32, "n_heads": 32, "hidden_dim": 14336},
+        False,
+    ),
+    "llama3_1_8b": (
+        {**_LLAMA3_1, "dim": 4096, "n_layers": 32, "n_heads": 32, "hidden_dim": 14336},
+        False,
+    ),
+    "llama3_2_1b": (
+        {**_LLAMA3_2, "dim": 2048, "n_layers": 16, "n_heads": 32, "hidden_dim": 8192},
+        True,
+    ),
+    "llama3_2_3b": (
+        {**_LLAMA3_2, "dim": 3072, "n_layers": 28, "n_heads": 24, "hidden_dim": 8192},
+        True,
+    ),
+    "smollm2_135m": (
+        {"dim": 576, "n_layers": 30, "n_heads": 9, "n_kv_heads": 3, "hidden_dim": 1536}
+        | {"vocab_size": 49152, "rope_theta": 1e5},
+        True,
+    ),
+    "qwen2_5_0_5b": (
+        {**_QWEN, "dim": 896, "n_layers": 24, "n_heads": 14, "n_kv_heads": 2}
+        | {"hidden_dim": 4864, "attention_qkv_bias": True},
+        True,
+    ),
+    "qwen3_0_6b": (
+        {**_QWEN, "dim": 1024, "n_layers": 28, "n_heads": 16, "n_kv_heads": 8, "head_dim": 128}
+        | {"hidden_dim": 3072, "use_qk_norm": True, "qk_norm_before_rope": True},
+        True,
+    ),
+}
+
+NAMES = tuple(_FAMILIES)
+
+
+def model_args(name: str, **overrides: Any) -> ModelArgs:
+    """One of :data:`NAMES`, with ``overrides`` as of ``llama.model_args``. KeyError for others."""
+    return llama.model_args(**{**_FAMILIES[name][0], **overrides})
+
+
+def is_tied(name: str) -> bool:
+    """Whether the embedding is the head, too."""
+    return _FAMILIES[name][1]
