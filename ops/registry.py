@@ -24,28 +24,40 @@ SupportFn: TypeAlias = Callable[[OpCall], str | None]
 
 @dataclass(frozen=True)
 class Lowering:
-    """One entry of the table. ``views``: the outputs are strided views of the inputs and cost
-    no dispatch (a partition of nothing else is not worth making)."""
+    """One entry of the table.
+
+    ``views``: the outputs are strided views of the inputs and cost no dispatch (a partition of
+    nothing else is not worth making). ``moves``: elements of the first tensor argument come out
+    unchanged, so that a conversion may as well be made after. ``converts``: float operands and
+    results may have any float dtype each, so that a conversion before or after is no dispatch."""
 
     op: str
     lower: LowerFn
     supports: SupportFn
     views: bool = False
+    moves: bool = False
+    converts: bool = False
 
 
 _TABLE: dict[str, Lowering] = {}
 
 
 def register(
-    *ops: str, supports: SupportFn | None = None, views: bool = False
+    *ops: str,
+    supports: SupportFn | None = None,
+    views: bool = False,
+    moves: bool = False,
+    converts: bool = False,
 ) -> Callable[[LowerFn], LowerFn]:
-    """Decorator: the function lowers these operators. Raises ValueError for one taken twice."""
+    """Decorator: the function lowers these operators; see :class:`Lowering`. Raises ValueError
+    for one taken twice."""
 
     def decorate(function: LowerFn) -> LowerFn:
         for op in ops:
             if op in _TABLE:
                 raise ValueError(f"{op} has a lowering already")
-            _TABLE[op] = Lowering(op, function, supports or _always, views)
+            check = supports or _always
+            _TABLE[op] = Lowering(op, function, check, views, views or moves, converts)
         return function
 
     return decorate

@@ -138,6 +138,17 @@ class Tensor:
         strides = view_strides(self.shape, self.strides, tuple(shape))
         return None if strides is None else self.with_layout(shape, strides)
 
+    def as_words(self) -> Tensor | None:
+        """A tensor with elements of 16 bits as one of I32 with half as many in the last dimension,
+        or None where that does not consist of whole words."""
+        outer = [0 if n == 1 else s for n, s in zip(self.shape, self.strides, strict=True)][:-1]
+        even = (value % 2 == 0 for value in (self.shape[-1], self.offset, *outer))
+        if self.strides[-1] != 1 or not all(even):
+            return None
+        shape = (*self.shape[:-1], self.shape[-1] // 2)
+        words = self.with_layout(shape, (*(s // 2 for s in outer), 1), self.offset // 2)
+        return replace(words, dtype=DType.I32)
+
 
 def view_strides(old: Shape, old_strides: Shape, new: Shape) -> Shape | None:
     """Strides under which ``new`` addresses the elements of ``old`` in row-major order; None
@@ -200,3 +211,11 @@ def touched_bytes(tensors: Iterable[Tensor]) -> Scalar:
 def dtype_bytes(shape: Sequence[Scalar], dtype: DType) -> int:
     """Bytes of a dense tensor at the upper bound of its sizes."""
     return int(product(max(0, upper_bound(s)) for s in shape)) * dtype.storage_bytes
+
+
+def torch_dtype(dtype: DType) -> Any:
+    """The dtype of the same name in torch."""
+    import torch
+
+    names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "I32": "int32", "I64": "int64"}
+    return getattr(torch, names.get(dtype.name, "bool"))

@@ -3,6 +3,8 @@
    that saw no key. UNITS threads a split, GROUPS splits at a time.
 
    sums, stats: as decode_split.wgsl leaves them; out: [B, S, Hq, D]. #}
+{% from "halves.wgsl" import half_functions, quad, write_one %}
+{{ half_functions([OUT_CODEC]) }}
 var<workgroup> pool: array<vec4<f32>, {{ POOL }}>;
 var<workgroup> maxima: array<f32, {{ MAX_SPLITS }}>;
 var<workgroup> totals: array<f32, {{ MAX_SPLITS }}>;
@@ -50,10 +52,10 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
         let at = (batch * {{ POSITIONS }} + row / {{ GROUP }}u) * {{ HEADS * GROUP }}u
             + head * {{ GROUP }}u + row % {{ GROUP }}u;
 {% if OUT_VEC %}
-        out[at * {{ UNITS }}u + unit] = result;
+        out[at * {{ UNITS }}u + unit] = {{ quad(OUT_CODEC, "result") }};
 {% else %}
 {% for c in range(4) %}
-        if (unit * 4u + {{ c }}u < {{ DIM }}u) { out[at * {{ DIM }}u + unit * 4u + {{ c }}u] = result.{{ "xyzw"[c] }}; }
+        if (unit * 4u + {{ c }}u < {{ DIM }}u) { {{ write_one("out", OUT_CODEC, "at * %du + unit * 4u + %du" % (DIM, c), "result." ~ "xyzw"[c]) }} }
 {% endfor %}
 {% endif %}
     }

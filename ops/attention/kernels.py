@@ -27,6 +27,7 @@ from executorch_wgpu.ops.builder import (
     Number,
     RouteSpec,
 )
+from executorch_wgpu.ops.halves import codec, element, is_half
 from executorch_wgpu.ops.symbolic import (
     Scalar,
     Sym,
@@ -79,9 +80,9 @@ LOG2_E = math.log2(math.e)
 class Problem:
     """softmax(scale * query @ key^T + mask) @ value.
 
-    ``query`` [B, S, Hq, D], ``key``/``value`` [B, C, Hkv, D], ``mask`` [S, C] or None, all f32 of
-    any strides. ``length``: keys that count, from 0. ``causal``: row s sees keys up to
-    ``start + s``."""
+    ``query`` [B, S, Hq, D], ``key``/``value`` [B, C, Hkv, D], ``mask`` [S, C] or None, each of any
+    float dtype and any strides. ``length``: keys that count, from 0. ``causal``: row s sees keys
+    up to ``start + s``. ``result``: dtype of the result."""
 
     query: Tensor
     key: Tensor
@@ -91,6 +92,7 @@ class Problem:
     length: Scalar
     causal: bool
     scale: float
+    result: DType = DType.F32
 
     @property
     def group(self) -> int:
@@ -140,7 +142,7 @@ def max_rows(group: int) -> int:
 def emit_attention(b: Builder, problem: Problem) -> Tensor:
     """Append the step; returns a contiguous [B, S, Hq, D]."""
     query = problem.query
-    out = b.empty(query.shape, DType.F32, "attention")
+    out = b.empty(query.shape, problem.result, "attention")
     positions = query.shape[1]
     routes: list[RouteSpec] = []
     most = _max_tile_rows(problem.units)
@@ -177,7 +179,8 @@ def _load(params: dict[str, Number], name: str, tensor: Tensor) -> tuple[Bind, d
         params[f"{name}_{axis}"] = stride // unit
     if unit == 1:
         params[f"{name}_D"] = tensor.strides[3]
-    return Bind(tensor, "vec4<f32>" if unit == 4 else "f32"), {f"{name}_VEC": unit == 4}
+    consts = {f"{name}_VEC": unit == 4, f"{name}_CODEC": codec(tensor.dtype)}
+    return Bind(tensor, element(tensor.dtype, unit == 4)), consts
 
 
 def _vector(tensor: Tensor) -> bool:
@@ -216,6 +219,7 @@ def _operands(
         params["START"] = problem.start
     if problem.mask is not None:
         # Words, so that -inf is told by its bits: WGSL need not know infinity.
+        consts["MASK_CODEC"] = codec(problem.mask.dtype)
         reads["mask"] = Bind(problem.mask, "u32")
         params["MASK_AT"] = problem.mask.offset
         params["MASK_ROW"], params["MASK_KEY"] = problem.mask.strides
@@ -223,8 +227,9 @@ def _operands(
 
 
 def _output(out: Tensor, dim: int) -> tuple[Bind, dict[str, Any]]:
-    vector = dim % 4 == 0
-    return Bind(out, "vec4<f32>" if vector else "f32"), {"OUT_VEC": vector}
+    vector, half = dim % 4 == 0, is_half(out.dtype)
+    bound = "atomic<u32>" if half and not vector else element(out.dtype, vector)
+    return Bind(out, bound), {"OUT_VEC": vector, "OUT_CODEC": codec(out.dtype)}
 
 
 # -- splitting the context ----------------------------------------------------------------------
@@ -291,6 +296,7 @@ def _split(
         params=params,
         consts={
             **consts,
+            "OUT_CODEC": "",
             "HEADS": heads,
             "TILE": DECODE_TILE,
             "TILE_ROWS": tile,

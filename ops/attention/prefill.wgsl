@@ -6,6 +6,7 @@
      softmax  running maximum and sum; weights of the tile to workgroup memory
      values   V passes through ``stage`` VALUE_KEYS keys at a time
    out: [B, S, Hq, D]. #}
+{% from "halves.wgsl" import quad, write_one %}
 {% include "attention/load.wgsl" %}
 {% set TILE = COLUMNS * KEYS %}
 {% set TILE_ROWS = ROW_GROUPS * 4 %}
@@ -154,10 +155,10 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
         {{ "if (column < %du) " % (UNITS - n * COLUMNS) if (n + 1) * COLUMNS > UNITS }}{
             let result = sum{{ n }}_{{ r }} * factor;
 {% if OUT_VEC %}
-            out[at * {{ UNITS }}u + unit{{ n }}] = result;
+            out[at * {{ UNITS }}u + unit{{ n }}] = {{ quad(OUT_CODEC, "result") }};
 {% else %}
 {% for c in range(4) %}
-            if (unit{{ n }} * 4u + {{ c }}u < {{ DIM }}u) { out[at * {{ DIM }}u + unit{{ n }} * 4u + {{ c }}u] = result.{{ "xyzw"[c] }}; }
+            if (unit{{ n }} * 4u + {{ c }}u < {{ DIM }}u) { {{ write_one("out", OUT_CODEC, "at * %du + unit%d * 4u + %du" % (DIM, n, c), "result." ~ "xyzw"[c]) }} }
 {% endfor %}
 {% endif %}
         }

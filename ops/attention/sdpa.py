@@ -9,6 +9,7 @@ Meaning, as ExecuTorch's CPU kernels have it (extension/llm/custom_ops, run to f
 * A mask is float [S, C], added to the scaled scores; then every key 0 .. C counts, start_pos does
   not matter, and is_causal must be False.
 * Dropout is ignored.
+* Each tensor has a float dtype of its own; a cache may be stored in 16 bits beside an f32 query.
 
 One difference: a row whose mask is -inf everywhere gives NaN there and zeros here (WGSL knows no
 NaN; PyTorch's own attention gives zeros too)."""
@@ -36,18 +37,18 @@ from executorch_wgpu.ops.attention.update_cache import (
 )
 from executorch_wgpu.ops.builder import MAX_GROUPS, Builder
 from executorch_wgpu.ops.call import OpCall, Value
+from executorch_wgpu.ops.halves import is_float
 from executorch_wgpu.ops.registry import register
 from executorch_wgpu.ops.symbolic import Scalar, upper_bound
 from executorch_wgpu.ops.tensor import Tensor
-from executorch_wgpu.serialization.dispatch_list import DType
 
 
 def _attention_reason(call: OpCall, key: Value, value: Value) -> str | None:
     """Why attention of ``query`` over whole caches ``key`` and ``value`` is not supported."""
     query, mask = call["query"], call["attn_mask"]
     for name, x in (("query", query), ("key", key), ("value", value)):
-        if x.dtype is not DType.F32:
-            return f"a {name} of {name_of(x.dtype)} (only f32)"
+        if not is_float(x.dtype):
+            return f"a {name} of {name_of(x.dtype)}"
         if x.rank != 4:
             return f"a {name} of {x.rank} dimensions, not 4"
     for d in range(4):
@@ -78,8 +79,8 @@ def _attention_reason(call: OpCall, key: Value, value: Value) -> str | None:
         return overflow_reason(call["start_pos"], rows, key.shape[1])
     if call["is_causal"]:
         return "attn_mask together with is_causal"
-    if mask.dtype is not DType.F32:
-        return f"an attn_mask of {name_of(mask.dtype)} (only f32)"
+    if not is_float(mask.dtype):
+        return f"an attn_mask of {name_of(mask.dtype)}"
     if mask.rank != 2:
         return f"an attn_mask of {mask.rank} dimensions, not 2"
     if differs(mask.shape[0], rows) or differs(mask.shape[1], key.shape[1]):
@@ -114,6 +115,7 @@ def _attend(b: Builder, call: OpCall, key: Tensor, value: Tensor) -> Tensor:
             length=length,
             causal=bool(call["is_causal"]),
             scale=dim**-0.5 if scale is None else float(scale),
+            result=call.outputs[0].dtype,
         ),
     )
 
@@ -122,7 +124,7 @@ def _custom_sdpa_reason(call: OpCall) -> str | None:
     return _attention_reason(call, call["key"], call["value"])
 
 
-@register("llama.custom_sdpa.default", supports=_custom_sdpa_reason)
+@register("llama.custom_sdpa.default", supports=_custom_sdpa_reason, converts=True)
 def custom_sdpa(b: Builder, call: OpCall) -> Tensor:
     """``key`` and ``value`` are whole caches, under any strides."""
     return _attend(b, call, call["key"], call["value"])

@@ -9,6 +9,7 @@ import torch
 from executorch_wgpu.ops.builder import Builder
 from executorch_wgpu.ops.call import OpCall, Value
 from executorch_wgpu.ops.elementwise.pointwise import emit_copy
+from executorch_wgpu.ops.halves import is_float
 from executorch_wgpu.ops.registry import register
 from executorch_wgpu.ops.symbolic import Scalar, Sym, equal, less_equal, maximum
 from executorch_wgpu.ops.tensor import Tensor
@@ -64,9 +65,12 @@ def check_positions(b: Builder, start: Scalar, length: Scalar, capacity: Scalar)
 
 def write_cache(b: Builder, cache: Tensor, value: Tensor, start: Scalar, name: str) -> None:
     """Copy ``value`` [B, S, H, D] (any strides) into positions start .. start + S of ``cache``
-    [B, C, H, D]. Words are moved as integers, so that every bit of a NaN survives."""
+    [B, C, H, D]. Between equal dtypes words are moved as integers, so that every bit of a NaN
+    survives."""
     part = cache.slice(1, start, value.shape[1])
-    emit_copy(b, replace(value, dtype=DType.I32), replace(part, dtype=DType.I32), name)
+    if value.dtype is cache.dtype is DType.F32:
+        value, part = (replace(x, dtype=DType.I32) for x in (value, part))
+    emit_copy(b, value, part, name)
 
 
 def _label(cache: Tensor) -> str:
@@ -77,9 +81,8 @@ def _label(cache: Tensor) -> str:
 
 def cache_reason(value: Value, cache: Value, start: Scalar) -> str | None:
     """Why ``value`` cannot be written into ``cache``, or None."""
-    if value.dtype is not DType.F32 or cache.dtype is not DType.F32:
-        found = f"{name_of(value.dtype)} values in a {name_of(cache.dtype)} cache"
-        return f"{found} are not supported (only f32 in f32)"
+    if not is_float(value.dtype) or not is_float(cache.dtype):
+        return f"{name_of(value.dtype)} values in a {name_of(cache.dtype)} cache are not supported"
     if value.rank != 4 or cache.rank != 4:
         return f"value of {value.rank} and cache of {cache.rank} dimensions, both must have 4"
     for d in (0, 2, 3):

@@ -11,16 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from executorch_wgpu.ops.builder import Builder
 from executorch_wgpu.ops.call import OpCall, Value
 from executorch_wgpu.ops.elementwise.pointwise import convert, emit_pointwise
+from executorch_wgpu.ops.halves import is_float, is_half
 from executorch_wgpu.ops.registry import register
 from executorch_wgpu.ops.symbolic import Sym
 from executorch_wgpu.ops.templates import float_literal
-from executorch_wgpu.ops.tensor import Tensor
+from executorch_wgpu.ops.tensor import Tensor, torch_dtype
 from executorch_wgpu.serialization.dispatch_list import BufferKind, DType
-
-SUPPORTED = (DType.F32, DType.I32, DType.I64, DType.BOOL)
 
 
 @dataclass(frozen=True)
@@ -41,23 +42,21 @@ class Pointwise:
         if self.compute is not None:
             return self.compute
         dtype = call.outputs[0].dtype
+        if is_float(dtype):
+            return DType.F32
         if dtype is not DType.BOOL:
             return dtype
         # A comparison: what its operands promote to.
         dtypes = {call[n].dtype for n in self.operands if isinstance(call[n], (Value, Tensor))}
-        if DType.F32 in dtypes or any(isinstance(call[n], float) for n in self.operands):
+        if any(map(is_float, dtypes)) or any(isinstance(call[n], float) for n in self.operands):
             return DType.F32
         return DType.I32
 
     def unsupported_reason(self, call: OpCall) -> str | None:
         """See ``registry.SupportFn``."""
         out = call.outputs[0].dtype
-        if out not in SUPPORTED:
-            return f"{out.name.lower()} results are not supported"
         for name in self.operands:
             operand = call[name]
-            if isinstance(operand, Value) and operand.dtype not in SUPPORTED:
-                return f"{operand.dtype.name.lower()} operands are not supported"
             if isinstance(operand, Sym):
                 return f"a live number as operand {name!r} is not supported"
             if isinstance(operand, float):
@@ -71,6 +70,15 @@ class Pointwise:
             return "not defined on integers here"
         return None
 
+    def _number(self, call: OpCall, number: Any) -> Any:
+        """``number`` as PyTorch compares with it: in the dtype of the tensors."""
+        if call.outputs[0].dtype is not DType.BOOL or not isinstance(number, float):
+            return number
+        dtypes = {call[n].dtype for n in self.operands if isinstance(call[n], Tensor)}
+        if len(dtypes) != 1 or not is_half(*dtypes):
+            return number
+        return torch.tensor(number, dtype=torch_dtype(dtypes.pop())).item()
+
     def lower(self, b: Builder, call: OpCall) -> Tensor:
         """See ``registry.LowerFn``."""
         dtype = self.compute_dtype(call)
@@ -83,7 +91,7 @@ class Pointwise:
                 names[name] = convert(f"a{len(tensors)}", operand.dtype, target)
                 tensors.append(operand)
             else:
-                names[name] = literal(operand, dtype)
+                names[name] = literal(self._number(call, operand), dtype)
         text = self.expression if isinstance(self.expression, str) else self.expression(call)
         out = b.empty(call.outputs[0].shape, call.outputs[0].dtype, _short(call.op))
         helper = HELPERS.get(self.helper, "")
@@ -103,7 +111,7 @@ def _folded(operand: Any) -> Any:
 
 def literal(value: Any, dtype: DType) -> str:
     """A Python number as a WGSL literal of the type that ``dtype`` computes in."""
-    if dtype is DType.F32:
+    if is_float(dtype):
         return float_literal(float(value))
     if dtype is DType.BOOL:
         return "true" if value else "false"
@@ -122,7 +130,7 @@ def _scaled(sign: str) -> Callable[[OpCall], str]:
         alpha = call.args.get("alpha", 1)
         if alpha == 1:
             return f"({{self}} {sign} {{other}})"
-        dtype = DType.F32 if call.outputs[0].dtype is DType.F32 else DType.I32
+        dtype = DType.F32 if is_float(call.outputs[0].dtype) else DType.I32
         return f"({{self}} {sign} {literal(alpha, dtype)} * {{other}})"
 
     return expression
@@ -151,7 +159,7 @@ def _power(call: OpCall) -> str:
 def _clamp(call: OpCall) -> str:
     """Either bound may be absent. min after max: where they cross, the upper bound wins."""
     text = "{self}"
-    dtype = DType.F32 if call.outputs[0].dtype is DType.F32 else DType.I32
+    dtype = DType.F32 if is_float(call.outputs[0].dtype) else DType.I32
     if call["min"] is not None:
         text = f"max({text}, {literal(call['min'], dtype)})"
     if call["max"] is not None:
@@ -234,4 +242,4 @@ for _name, _symbol in {
         )
 
 for _op, _entry in POINTWISE.items():
-    register(_op, supports=_entry.unsupported_reason)(_entry.lower)
+    register(_op, supports=_entry.unsupported_reason, converts=True)(_entry.lower)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from executorch_wgpu.ops.builder import Builder, linear_grid
+from executorch_wgpu.ops.builder import Bind, Builder, linear_grid
 from executorch_wgpu.ops.call import OpCall
 from executorch_wgpu.ops.elementwise.pointwise import materialize
+from executorch_wgpu.ops.halves import FLOATS, codec, is_half
 from executorch_wgpu.ops.registry import all_of, only_dtypes, register
 from executorch_wgpu.ops.symbolic import Scalar, lower_bound, product
 from executorch_wgpu.ops.tensor import Tensor, contiguous_strides
-from executorch_wgpu.serialization.dispatch_list import DType
 
 WORKGROUP = 128
 
@@ -35,7 +35,8 @@ def _reason(call: OpCall) -> str | None:
     "aten.sum.default",
     "aten.sum.dim_IntList",
     "aten.amax.default",
-    supports=all_of(only_dtypes([DType.F32]), _reason),
+    supports=all_of(only_dtypes(FLOATS), _reason),
+    converts=True,
 )
 def reduce(b: Builder, call: OpCall) -> Tensor:
     """Any set of dimensions: they are permuted to the end, and the rows copied if that leaves
@@ -51,20 +52,24 @@ def reduce(b: Builder, call: OpCall) -> Tensor:
         flat = materialize(b, rows).try_view((count, row))
         assert flat is not None  # a contiguous tensor has every view
     kind = call.op.split(".")[1]
-    y = b.empty((count,), DType.F32, kind)
+    y = b.empty((count,), call.outputs[0].dtype, kind)
     b.run(
         b.dispatch(
             "elementwise/reduce.wgsl",
             kind,
             reads={"x": flat},
-            writes={"y": y},
+            writes={"y": Bind(y, "atomic<u32>") if is_half(y.dtype) else y},
             params={
                 "ROWS": count,
                 "DIM": row,
                 "ROW_STRIDE": flat.strides[0],
                 "START": flat.offset,
             },
-            consts={"KIND": kind},
+            consts={
+                "KIND": kind,
+                "X": codec(x.dtype),
+                "Y": codec(y.dtype),
+            },
             grid=linear_grid(count),
             workgroup=(WORKGROUP,),
             workgroup_bytes=4 * WORKGROUP,

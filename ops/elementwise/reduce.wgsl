@@ -1,5 +1,8 @@
 {# One workgroup reduces one row: DIM elements, STRIDE apart, from base + the row's offset.
-   Lanes stride through the row, then halve in workgroup memory. KIND: sum, mean, amax. #}
+   Lanes stride through the row, then halve in workgroup memory. KIND: sum, mean, amax. X, Y:
+   codecs of halves.wgsl. #}
+{% from "halves.wgsl" import half_functions, read, write_one %}
+{{ half_functions([X, Y]) }}
 var<workgroup> partial: array<f32, {{ WG_X }}>;
 
 @compute @workgroup_size({{ WG_X }})
@@ -11,7 +14,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
     let start = {{ START }} + row * {{ ROW_STRIDE }};
     var total = {{ "-3.4028234663852886e38" if KIND == "amax" else "0.0" }};
     for (var i = lane; i < {{ DIM }}; i += {{ WG_X }}u) {
-        let value = x[start + i];
+        let value = {{ read("x", X, false, "start + i") }};
         total = {{ "max(total, value)" if KIND == "amax" else "total + value" }};
     }
     partial[lane] = total;
@@ -25,6 +28,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {% set ns.half = ns.half // 2 %}
 {% endfor %}
     if (lane == 0u) {
-        y[row] = partial[0]{{ " / f32(%s)" % DIM if KIND == "mean" }};
+        let result = partial[0]{{ " / f32(%s)" % DIM if KIND == "mean" }};
+        {{ write_one("y", Y, "row", "result") }}
     }
 }

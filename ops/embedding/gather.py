@@ -9,9 +9,12 @@ value: there the row is False.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from executorch_wgpu.ops.builder import Bind, Builder, DispatchSpec, Number, RouteSpec, linear_grid
 from executorch_wgpu.ops.call import OpCall, Value
 from executorch_wgpu.ops.elementwise.pointwise import materialize
+from executorch_wgpu.ops.halves import is_half
 from executorch_wgpu.ops.matmul.pieces import Piece, row_pieces, whole_limits
 from executorch_wgpu.ops.matmul.problem import effective_strides, is_vector, size
 from executorch_wgpu.ops.registry import register
@@ -21,8 +24,14 @@ from executorch_wgpu.serialization.dispatch_list import DType
 
 WORKGROUP = 64
 
-_POISON = {DType.F32: "0x7fc00000u", DType.I32: "0x80000000u", DType.I64: "0x80000000u"}
-_POISON[DType.BOOL] = "0u"
+_POISON = {
+    DType.F32: "0x7fc00000u",
+    DType.F16: "0x7e007e00u",
+    DType.BF16: "0x7fc07fc0u",
+    DType.I32: "0x80000000u",
+    DType.I64: "0x80000000u",
+    DType.BOOL: "0u",
+}
 
 _INDEX_DTYPES = (DType.I32, DType.I64)
 
@@ -33,9 +42,10 @@ def emit_gather(
     """Append a step; returns a contiguous tensor of shape
     ``table.shape[:dim] + indices.shape + table.shape[dim + 1:]``.
 
-    ``table``: any strides, a dtype of 32-bit words. ``indices``: i32 or i64, any shape. ``wrap``:
-    negative indices count from the end. See the module's docstring for indices out of range.
+    ``table``: any strides and dtype. ``indices``: i32 or i64, any shape. ``wrap``: negative
+    indices count from the end. See the module's docstring for indices out of range.
     """
+    poison = _POISON[table.dtype]
     before, after = table.shape[:dim], table.shape[dim + 1 :]
     shape = (*before, *indices.shape, *after)
     out = b.empty(shape, table.dtype, name)
@@ -46,12 +56,16 @@ def emit_gather(
     index = indices if indices.is_contiguous else materialize(b, indices, f"{name}_indices")
     if flat is None:
         raise AssertionError(f"{table.shape} contiguous has no view {flat_shape}")
+    target = out
+    if is_half(table.dtype) and (words := flat.as_words()) is not None:
+        # Rows of whole words are moved as such.
+        flat, target = words, replace(out, dtype=words.dtype)
     pieces = row_pieces(b, flat, 1) if flat.shape[0] == 1 else None
-    whole = RouteSpec("whole", [_dispatch(b, name, flat, index, out, wrap)])
+    whole = RouteSpec("whole", [_dispatch(b, name, flat, index, target, wrap, poison)])
     if pieces is None:
         b.step(whole)
     else:
-        parts = [_dispatch(b, name, flat, index, out, wrap, piece) for piece in pieces]
+        parts = [_dispatch(b, name, flat, index, target, wrap, poison, piece) for piece in pieces]
         b.step(
             RouteSpec("whole", whole.dispatches, limits=whole_limits(flat)),
             RouteSpec("pieces", parts),
@@ -66,6 +80,7 @@ def _dispatch(
     index: Tensor,
     out: Tensor,
     wrap: bool,
+    poison: str,
     piece: Piece | None = None,
 ) -> DispatchSpec:
     """``table`` [outer, rows, inner]; ``index`` contiguous; ``piece``: the rows of the table that
@@ -73,7 +88,8 @@ def _dispatch(
     rows = size(table, 1)
     if piece is not None:
         table = piece.tensor
-    vector = is_vector(table, 2)
+    alone = is_half(table.dtype)
+    vector = is_vector(table, 2) and not alone
     unit = 4 if vector else 1
     element = "vec4<u32>" if vector else "u32"
     inner = size(table, 2) // unit
@@ -101,7 +117,7 @@ def _dispatch(
         "embedding/gather.wgsl",
         name,
         reads={"table": Bind(table, element), "indices": index},
-        writes={"out": Bind(out, element)},
+        writes={"out": Bind(out, "atomic<u32>" if alone else element)},
         params=params,
         consts={
             "OUTER": outer,
@@ -111,8 +127,9 @@ def _dispatch(
             "WRAP": wrap,
             "PIECE": piece is not None,
             "FIRST_PIECE": piece is not None and piece.first == 0,
-            "POISON": _POISON[table.dtype],
+            "POISON": poison,
             "TYPE": element,
+            "CODEC": "bits" if alone else "",
         },
         grid=linear_grid(ceil_div(total, WORKGROUP)),
         workgroup=(WORKGROUP,),
@@ -122,8 +139,6 @@ def _dispatch(
 
 
 def _reason(table: Value, index: Value) -> str | None:
-    if table.dtype not in _POISON:
-        return f"{table.dtype.name.lower()} is not supported here"
     if index.dtype not in _INDEX_DTYPES:
         return f"an index of dtype {index.dtype.name.lower()} is not supported"
     if table.rank == 0:
@@ -131,14 +146,22 @@ def _reason(table: Value, index: Value) -> str | None:
     return None
 
 
-@register("aten.embedding.default", supports=lambda call: _reason(call["weight"], call["indices"]))
+@register(
+    "aten.embedding.default",
+    supports=lambda call: _reason(call["weight"], call["indices"]),
+    moves=True,
+)
 def embedding(b: Builder, call: OpCall) -> Tensor:
     """``weight`` [V, D], ``indices`` of any shape -> [..., D]. The other arguments of the schema
     shape gradients only."""
     return emit_gather(b, "embedding", call["weight"], call["indices"], 0)
 
 
-@register("aten.index_select.default", supports=lambda call: _reason(call["self"], call["index"]))
+@register(
+    "aten.index_select.default",
+    supports=lambda call: _reason(call["self"], call["index"]),
+    moves=True,
+)
 def index_select(b: Builder, call: OpCall) -> Tensor:
     """``self`` with dimension ``dim`` replaced by the entries that ``index`` (1-dim) picks."""
     table = call["self"]
@@ -152,7 +175,7 @@ def _index_reason(call: OpCall) -> str | None:
     return _reason(call["self"], present[0])
 
 
-@register("aten.index.Tensor", supports=_index_reason)
+@register("aten.index.Tensor", supports=_index_reason, moves=True)
 def index_tensor(b: Builder, call: OpCall) -> Tensor:
     """``self[..., index]`` with one integer index tensor in any dimension; negative indices count
     from the end."""

@@ -1,8 +1,10 @@
 {# Rows picked by index: out[o, l, i] = table[o, index[l], i], one 32-bit word (or four, VECTOR) of
-   out a thread. Words are moved as they are, whatever they mean.
+   out a thread. Words are moved as they are, whatever they mean; with CODEC one element of 16 bits.
 
    INNER: i in loads. SIZE: rows of the whole table; FIRST and COUNT: the rows that are bound.
    POISON: the word written for an index that is out of range, by the first piece only. #}
+{% from "halves.wgsl" import half_functions, read, write_one %}
+{{ half_functions([CODEC]) }}
 @compute @workgroup_size({{ WG_X }})
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
         @builtin(num_workgroups) groups: vec3<u32>,
@@ -28,7 +30,8 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {% endif %}
     var value = {{ TYPE }}({{ POISON }});
     if (mine) {
-        value = table[{{ TABLE_AT ~ " + " if TABLE_START }}{{ "item / (%s * %s) * %s + " % (INNER, LENGTH, OUTER_STRIDE) if OUTER }}at * {{ ROW_STRIDE }} + i{{ " * " ~ INNER_STRIDE if STRIDED }}];
+        let source = {{ TABLE_AT ~ " + " if TABLE_START }}{{ "item / (%s * %s) * %s + " % (INNER, LENGTH, OUTER_STRIDE) if OUTER }}at * {{ ROW_STRIDE }} + i{{ " * " ~ INNER_STRIDE if STRIDED }};
+        value = {{ read("table", CODEC, false, "source") }};
     }
-    out[item] = value;
+    {{ write_one("out", CODEC, "item", "value" if not CODEC else "value & 0xffffu") }}
 }

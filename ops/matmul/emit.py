@@ -33,9 +33,9 @@ def emit_matmul(
 ) -> None:
     """Append a step: ``out[b, m, n] = epilogue(sum over k of a[b, m, k] * w[b, n, k])``.
 
-    ``a`` [B, M, K] and ``w`` [B, N, K]: f32, any strides, sizes may be live. ``out``: f32,
-    contiguous from offset 0, B * M * N elements, in a storage of its own. ``name`` opens the
-    labels of the dispatches.
+    ``a`` [B, M, K] and ``w`` [B, N, K]: any strides, sizes may be live. ``out``: contiguous from
+    offset 0, B * M * N elements, in a storage of its own. Each has a float dtype of its own; the
+    arithmetic is f32. ``name`` opens the labels of the dispatches.
     """
     a, w = _fold_batch(a, w, epilogue)
     if reads_along_k(Problem(name, a, w, out)) and is_vector(w, 2) and not is_vector(a, 2):

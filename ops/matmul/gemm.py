@@ -80,7 +80,7 @@ def gemm_dispatch(b: Builder, problem: Problem, config: TileConfig) -> DispatchS
         "matmul/gemm.wgsl",
         f"{problem.name}_gemm_{config.bm}x{config.bn}",
         reads=reads,
-        writes={"out": bind_out(problem, "vec4<f32>" if vector_out else "f32")},
+        writes={"out": bind_out(problem, vector_out)},
         params=params,
         consts={
             "A": described_a,

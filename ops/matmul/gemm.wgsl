@@ -7,8 +7,9 @@
    4 * TM * TN multiply-adds and no two lanes side by side meet in a bank. Rows of a lane lie TY
    apart, its columns 4 * TX. While a tile is worked on, the next one is on its way to registers.
    W_COLUMNS: w is fetched along n, else along k and turned in registers. K_EDGE: the last tiles
-   reach past K. OUT_VECTOR: out is bound as vec4. TX * TY divides BM * BK / 4 and BN * BK / 16. #}
-{% from "matmul/operands.wgsl" import at, step, load, finish_function with context %}
+   reach past K. OUT_VECTOR: out is written four at a time. TX * TY divides BM * BK / 4 and BN * BK / 16. #}
+{% from "halves.wgsl" import quad %}
+{% from "matmul/operands.wgsl" import at, step, load, store, functions with context %}
 {% set LANES = TX * TY %}
 {% set BM = TY * TM %}
 {% set BN = TX * TN %}
@@ -59,7 +60,7 @@ vec4<f32>(
 {% endmacro %}
 var<workgroup> tile_a: array<array<array<array<vec4<f32>, {{ TY }}>, {{ TM }}>, {{ K4 }}>, {{ SLICES }}>;
 var<workgroup> tile_w: array<array<array<array<vec4<f32>, {{ TX }}>, {{ NJ }}>, {{ BK }}>, {{ SLICES }}>;
-{{ finish_function() }}
+{{ functions() }}
 @compute @workgroup_size({{ WG_X }})
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
         @builtin(num_workgroups) groups: vec3<u32>,
@@ -159,17 +160,17 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {% for j in range(NJ) %}
 {% if OUT_VECTOR %}
         if (n < {{ N }}) {
-            out[(row + n) / 4u] = vec4<f32>(
+            let result = vec4<f32>(
 {% for c in range(4) %}
                 finish(acc{{ i }}_{{ j }}[{{ c }}], batch, m, n + {{ c }}u){{ "," if not loop.last }}
 {% endfor %}
             );
+            out[(row + n) / 4u] = {{ quad(OUT_CODEC, "result") }};
         }
 {% else %}
 {% for c in range(4) %}
         if (n + {{ c }}u < {{ N }}) {
-            out[row + n + {{ c }}u] =
-                finish(acc{{ i }}_{{ j }}[{{ c }}], batch, m, n + {{ c }}u);
+            {{ store("row + n + %du" % c, "finish(acc%d_%d[%d], batch, m, n + %du)" % (i, j, c, c)) }}
         }
 {% endfor %}
 {% endif %}

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from executorch_wgpu.ops.builder import Builder, DispatchSpec, Number, linear_grid
+from executorch_wgpu.ops.halves import is_half
 from executorch_wgpu.ops.matmul.problem import (
     Operand,
     Problem,
@@ -88,15 +89,20 @@ def gemv_dispatch(b: Builder, problem: Problem, m_tile: int) -> DispatchSpec:
 def _rows(
     b: Builder, problem: Problem, m_tile: int, config: RowsConfig | None = None
 ) -> DispatchSpec:
-    vector = 2 if is_vector(problem.a, 2) and is_vector(problem.w, 2) else None
-    units = problem.k if vector is None else problem.k // 4
+    width = _width(problem)
+    a, w = (
+        Operand(name, tensor, None if width == 1 else 2, width=8 if width == 8 and half else 4)
+        for name, tensor in (("a", problem.a), ("w", problem.w))
+        for half in [is_half(tensor.dtype)]
+    )
+    units = problem.k // width
     config = config or RowsConfig.choose(upper_bound(units), upper_bound(problem.n), m_tile)
     workgroup = config.lanes * config.slices
     return _dispatch(
         b,
         problem,
         "rows",
-        (Operand("a", problem.a, vector), Operand("w", problem.w, vector)),
+        (a, w),
         {"UNITS": units},
         blocks=ceil_div(problem.n, config.rows * config.slices),
         m_tile=m_tile,
@@ -105,10 +111,19 @@ def _rows(
             "R": config.rows,
             "SLICES": config.slices,
             "UNROLL": config.unroll,
+            "WIDTH": width,
         },
         workgroup=(workgroup,),
         workgroup_bytes=4 * workgroup * m_tile * config.rows,
     )
+
+
+def _width(problem: Problem) -> int:
+    """Elements of k that one load of ``w`` brings: 16 bytes where the layout of both allows it."""
+    both = (problem.a, problem.w)
+    if is_half(problem.w.dtype) and all(is_vector(tensor, 2, 8) for tensor in both):
+        return 8
+    return 4 if all(is_vector(tensor, 2) for tensor in both) else 1
 
 
 def _columns(

@@ -1,10 +1,10 @@
 {# Few rows of a times w, where w is read along n: WG_X lanes side by side hold one column (or four
    neighbours) each, WG_Y slices split k between them; then the partial sums are added.
 
-   UNITS: n in loads (of one element, or of four: w is then bound as vec4). Tiles of
+   UNITS: n in loads (of one element, or of four: w is then bound as such). Tiles of
    M_TILE rows (at most WG_Y) cover M (TILED: more than one). UNROLL: loads in flight at once.
    LEFT: slices whose sums are left after the first round of adding up. #}
-{% from "matmul/operands.wgsl" import at, step, load, finish_function with context %}
+{% from "matmul/operands.wgsl" import at, step, load, store, functions with context %}
 {% set TYPE = "vec4<f32>" if W.vector else "f32" %}
 {% macro accumulate(count) %}
 {% for u in range(count) %}
@@ -15,7 +15,7 @@
 {% endfor %}{% endfor %}
 {% endmacro %}
 var<workgroup> partial: array<array<array<{{ TYPE }}, {{ WG_X }}>, {{ WG_Y }}>, {{ M_TILE }}>;
-{{ finish_function() }}
+{{ functions() }}
 @compute @workgroup_size({{ WG_X }}, {{ WG_Y }})
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
         @builtin(num_workgroups) groups: vec3<u32>,
@@ -67,10 +67,10 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {% if W.vector %}
         let n = unit * 4u;
 {% for c in range(4) %}
-        out[row + n + {{ c }}u] = finish(total[{{ c }}], batch, m, n + {{ c }}u);
+        {{ store("row + n + %du" % c, "finish(total[%d], batch, m, n + %du)" % (c, c)) }}
 {% endfor %}
 {% else %}
-        out[row + unit] = finish(total, batch, m, unit);
+        {{ store("row + unit", "finish(total, batch, m, unit)") }}
 {% endif %}
     }
 }

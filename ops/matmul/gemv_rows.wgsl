@@ -1,26 +1,48 @@
 {# Few rows of a times w, where w is read along k: LANES lanes walk the same R rows of w side by
    side and split k between them, each for M_TILE rows of a; then the partial sums are added.
 
-   UNITS: k in loads (of one element, or of four: both operands are then bound as vec4).
-   A workgroup serves SLICES * R rows of w; Tiles of M_TILE rows cover M (TILED: more than one). UNROLL: loads of a row in flight at once. R * M_TILE is at most LANES. #}
-{% from "matmul/operands.wgsl" import at, step, load, finish_function with context %}
+   UNITS: k in loads of w, of WIDTH elements: one, or four, or eight of 16 bits (a is then read four
+   at a time, or eight as well). A workgroup serves SLICES * R rows of w; tiles of M_TILE rows cover M
+   (TILED: more than one). UNROLL: loads of a row in flight at once. R * M_TILE is at most LANES. #}
+{% from "matmul/operands.wgsl" import at, step, load, store, functions with context %}
 {% set OUTS = M_TILE * R %}
 {# Lanes whose sums are left after the first round of adding up: each adds LANES / LEFT. #}
 {% set LEFT = [LANES // 8, 1] | max if LANES <= 64 else 16 %}
+{% set PARTS = WIDTH // 4 if A.vector else 1 %}
+{# What one load of unit k of a row brings: elements, or words that part_of() takes apart. #}
+{% macro fetch(o, base, k) -%}
+{{ "%s[%s]" % (o.name, base ~ step(o, 2, k)) if o.width == 8 else load(o, base ~ step(o, 2, k)) }}
+{%- endmacro %}
+{% macro part_of(o, fetched, part) -%}
+{{ "%s_quad(%s.%s)" % (o.codec, fetched, ["xy", "zw"][part]) if o.width == 8 else fetched }}
+{%- endmacro %}
 {# Adds count steps of k, LANES apart from k on, to the sums. #}
 {% macro accumulate(count) %}
 {% for u in range(count) %}{% for r in range(R) %}
-        let y{{ u }}_{{ r }} = {{ load(W, "w%d" % r ~ step(W, 2, "k + %du" % (u * LANES))) }};
+        let w{{ u }}_{{ r }} = {{ fetch(W, "w%d" % r, "k + %du" % (u * LANES)) }};
 {% endfor %}{% endfor %}
-{% for u in range(count) %}{% for i in range(M_TILE) %}
-        let x{{ u }}_{{ i }} = {{ load(A, "a%d" % i ~ step(A, 2, "k + %du" % (u * LANES))) }};
+{% for u in range(count) %}
+{% for part in range(PARTS) %}{% for r in range(R) %}
+        let y{{ u }}_{{ part }}_{{ r }} = {{ part_of(W, "w%d_%d" % (u, r), part) }};
+{% endfor %}{% endfor %}
+{% for i in range(M_TILE) %}
+{% if A.width == 8 or PARTS == 1 %}
+        let a{{ u }}_{{ i }} = {{ fetch(A, "a%d" % i, "k + %du" % (u * LANES)) }};
+{% endif %}
+{% for part in range(PARTS) %}
+{% if A.width == 8 or PARTS == 1 %}
+        let x{{ u }}_{{ part }}_{{ i }} = {{ part_of(A, "a%d_%d" % (u, i), part) }};
+{% else %}
+        let x{{ u }}_{{ part }}_{{ i }} = {{ load(A, "a%d" % i ~ step(A, 2, "(k + %du) * 2u + %du" % (u * LANES, part))) }};
+{% endif %}
 {% for r in range(R) %}
-        sum{{ i }}_{{ r }} += {{ ("dot(x%d_%d, y%d_%d)" if A.vector else "x%d_%d * y%d_%d") % (u, i, u, r) }};
+{% set operands = (u, part, i, u, part, r) %}
+        sum{{ i }}_{{ r }} += {{ ("dot(x%d_%d_%d, y%d_%d_%d)" if A.vector else "x%d_%d_%d * y%d_%d_%d") % operands }};
 {% endfor %}
-{% endfor %}{% endfor %}
+{% endfor %}{% endfor %}{% endfor %}
 {% endmacro %}
 var<workgroup> partial: array<array<f32, {{ WG_X }}>, {{ OUTS }}>;
-{{ finish_function() }}
+{{ functions() }}
 @compute @workgroup_size({{ WG_X }})
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
         @builtin(num_workgroups) groups: vec3<u32>,
@@ -78,6 +100,6 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 
             + partial[first][start + {{ part }}u]
 {%- endfor %};
-        out[(batch * {{ M }} + m) * {{ OUT_N }} + n] = finish(total, batch, m, n);
+        {{ store("(batch * %s + m) * %s + n" % (M, OUT_N), "finish(total, batch, m, n)") }}
     }
 }

@@ -2,6 +2,7 @@
 
    An operand o is what Operand.describe returns. To take another weight format is to give
    load() another branch: it is the only place that knows how an element is stored. #}
+{% from "halves.wgsl" import half_functions, read, write_one %}
 
 {# Address of the element at the given coordinates (WGSL expressions, one a dimension; "" for 0). #}
 {% macro at(o, coordinates) -%}
@@ -20,14 +21,20 @@
 
 {# The element (f32) or the four neighbours (vec4<f32>) at an address. #}
 {% macro load(o, index) -%}
-{{ o.name }}[{{ index }}]
+{{ read(o.name, o.codec, o.vector, index) }}
 {%- endmacro %}
 
-{# finish(): the epilogue of one sum. #}
-{% macro finish_function() %}
+{# Stores one result. #}
+{% macro store(index, value) -%}
+{{ write_one("out", OUT_CODEC, index, value) }}
+{%- endmacro %}
+
+{# Functions that the other macros call, and finish(): the epilogue of one sum. #}
+{% macro functions() %}
+{{ half_functions(CODECS) }}
 fn finish(acc: f32, batch: u32, m: u32, n: u32) -> f32 {
 {% for o in EPILOGUE_OPERANDS %}
-    let e{{ loop.index0 }} = {{ o.name }}[{{ at(o, ["batch", "m", "n"]) }}];
+    let e{{ loop.index0 }} = {{ load(o, at(o, ["batch", "m", "n"])) }};
 {% endfor %}
     return {{ EPILOGUE }};
 }

@@ -5,15 +5,15 @@ from __future__ import annotations
 from executorch_wgpu.ops.builder import Builder
 from executorch_wgpu.ops.call import OpCall
 from executorch_wgpu.ops.elementwise.pointwise import materialize
+from executorch_wgpu.ops.halves import FLOATS
 from executorch_wgpu.ops.matmul.emit import emit_matmul
-from executorch_wgpu.ops.matmul.problem import SUPPORTED, Epilogue
+from executorch_wgpu.ops.matmul.problem import Epilogue
 from executorch_wgpu.ops.registry import all_of, only_dtypes, register
 from executorch_wgpu.ops.symbolic import Scalar, Sym, product
 from executorch_wgpu.ops.templates import float_literal
 from executorch_wgpu.ops.tensor import Tensor
-from executorch_wgpu.serialization.dispatch_list import DType
 
-_floats = only_dtypes(SUPPORTED)
+_floats = only_dtypes(FLOATS)
 
 
 def _batch_of_one(x: Tensor) -> Tensor:
@@ -26,19 +26,19 @@ def _swap(x: Tensor) -> Tensor:
     return x.permute([*dims[:-2], dims[-1], dims[-2]])
 
 
-@register("aten.mm.default", supports=_floats)
+@register("aten.mm.default", supports=_floats, converts=True)
 def mm(b: Builder, call: OpCall) -> Tensor:
     """``self`` [M, K] times ``mat2`` [K, N]."""
     a, other = call["self"], call["mat2"]
-    out = b.empty(call.outputs[0].shape, DType.F32, "mm")
+    out = b.empty(call.outputs[0].shape, call.outputs[0].dtype, "mm")
     emit_matmul(b, "mm", _batch_of_one(a), _batch_of_one(_swap(other)), out)
     return out
 
 
-@register("aten.bmm.default", supports=_floats)
+@register("aten.bmm.default", supports=_floats, converts=True)
 def bmm(b: Builder, call: OpCall) -> Tensor:
     """``self`` [B, M, K] times ``mat2`` [B, K, N]."""
-    out = b.empty(call.outputs[0].shape, DType.F32, "bmm")
+    out = b.empty(call.outputs[0].shape, call.outputs[0].dtype, "bmm")
     emit_matmul(b, "bmm", call["self"], _swap(call["mat2"]), out)
     return out
 
@@ -55,13 +55,13 @@ def _scalars(call: OpCall) -> str | None:
     return None
 
 
-@register("aten.addmm.default", supports=all_of(_floats, _scalars))
+@register("aten.addmm.default", supports=all_of(_floats, _scalars), converts=True)
 def addmm(b: Builder, call: OpCall) -> Tensor:
     """``beta * self + alpha * (mat1 @ mat2)``; ``self`` broadcasts to [M, N]. With a beta of 0
     ``self`` is not read, as in PyTorch (its NaNs do not count)."""
     beta, alpha = float(call.args.get("beta", 1)), float(call.args.get("alpha", 1))
     a, other = call["mat1"], call["mat2"]
-    out = b.empty(call.outputs[0].shape, DType.F32, "addmm")
+    out = b.empty(call.outputs[0].shape, call.outputs[0].dtype, "addmm")
     text = "acc" if alpha == 1 else f"{float_literal(alpha)} * acc"
     operands: tuple[Tensor, ...] = ()
     if beta != 0:
@@ -72,12 +72,12 @@ def addmm(b: Builder, call: OpCall) -> Tensor:
     return out
 
 
-@register("aten.linear.default", supports=_floats)
+@register("aten.linear.default", supports=_floats, converts=True)
 def linear(b: Builder, call: OpCall) -> Tensor:
     """``input`` [..., K] times ``weight`` [N, K] (or [K], without an N in the result) transposed,
     plus ``bias`` [N] or None."""
     x, weight, bias = call["input"], call["weight"], call.args.get("bias")
-    out = b.empty(call.outputs[0].shape, DType.F32, "linear")
+    out = b.empty(call.outputs[0].shape, call.outputs[0].dtype, "linear")
     if weight.rank == 1:
         weight = weight.with_layout((1, *weight.shape), (0, *weight.strides))
     rows: tuple[Scalar, ...] = (1, product(x.shape[:-1]), x.shape[-1])

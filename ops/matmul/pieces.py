@@ -19,10 +19,10 @@ from executorch_wgpu.serialization.limits import DEFAULT_LIMITS
 #: Bytes that every device can bind at once. Tests make it small.
 BINDING_LIMIT = DEFAULT_LIMITS["max-storage-buffer-binding-size"]
 
-#: Pieces start at multiples of so many rows. A vector of 32-bit elements that goes with the rows
-#: can then be bound from the piece's first row on: bindings start at multiples of 256 bytes.
-#: Pieces differ in nothing but what they bind, and share their pipelines.
-ROWS_STEP = 64
+#: Pieces start at multiples of so many rows. A vector of elements of 16 bits or more that goes with
+#: the rows can then be bound from the piece's first row on: bindings start at multiples of 256
+#: bytes. Pieces differ in nothing but what they bind, and share their pipelines.
+ROWS_STEP = 128
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def whole_limits(tensor: Tensor) -> tuple[tuple[str, int], ...]:
 def row_pieces(b: Builder, tensor: Tensor, dim: int) -> list[Piece] | None:
     """The pieces of ``tensor`` where a binding takes BINDING_LIMIT bytes, cut along ``dim``; None
     when it needs no pieces, or none can be made: only a constant whose ``dim`` has the largest
-    stride (rows that lie one after another) is cut, and 64 of its rows have to fit a binding."""
+    stride (rows that lie one after another) is cut, and 128 of its rows have to fit a binding."""
     storage = tensor.storage
     if storage.size_bytes <= BINDING_LIMIT or storage.kind is not BufferKind.CONSTANT:
         return None

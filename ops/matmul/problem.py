@@ -11,13 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from executorch_wgpu.ops.builder import Bind, Number
+from executorch_wgpu.ops.halves import codec, element, is_half
 from executorch_wgpu.ops.matmul.pieces import Piece
 from executorch_wgpu.ops.symbolic import Scalar, lower_bound, maximum
 from executorch_wgpu.ops.tensor import Tensor
-from executorch_wgpu.serialization.dispatch_list import DType
-
-#: Dtypes of both factors and of the result.
-SUPPORTED = (DType.F32,)
 
 
 @dataclass(frozen=True)
@@ -25,7 +22,7 @@ class Epilogue:
     """What becomes of a finished sum before it is stored.
 
     ``expression``: WGSL of type f32 over ``acc`` (the sum) and ``e0``, ``e1`` ... (one element of
-    each operand). ``operands``: f32 tensors that broadcast to [B, M, N], read through strides.
+    each operand). ``operands``: float tensors that broadcast to [B, M, N], read through strides.
     This is where a bias goes, and where fusions slot in: ``acc + e0`` adds a residual.
     """
 
@@ -86,13 +83,14 @@ def size(tensor: Tensor, dim: int) -> Scalar:
     return value if lower_bound(value) >= 0 else maximum(value, 0)
 
 
-def is_vector(tensor: Tensor, dim: int) -> bool:
-    """Whether ``dim`` can be walked four elements at a time through ``array<vec4>``."""
-    if tensor.shape[dim] % 4 != 0 or tensor.storage.size_bytes < 16:
+def is_vector(tensor: Tensor, dim: int, width: int = 4) -> bool:
+    """Whether ``dim`` can be walked ``width`` elements at a time, as one element of a binding."""
+    if tensor.storage.size_bytes < width * tensor.dtype.storage_bytes:
         return False
     strides = effective_strides(tensor)
     others = [stride for d, stride in enumerate(strides) if d != dim]
-    return strides[dim] == 1 and tensor.offset % 4 == 0 and all(s % 4 == 0 for s in others)
+    whole = all(value % width == 0 for value in (tensor.shape[dim], tensor.offset, *others))
+    return strides[dim] == 1 and whole
 
 
 def effective_strides(tensor: Tensor) -> tuple[Scalar, ...]:
@@ -105,24 +103,28 @@ def effective_strides(tensor: Tensor) -> tuple[Scalar, ...]:
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor as a kernel reads it. ``vector``: the dimension counted in units of four, None
-    when elements are read one by one. ``byte_offset``: where its binding starts."""
+    """A tensor as a kernel reads it. ``vector``: the dimension counted in units of ``width``
+    elements (4, or 8 of 16 bits), None when elements are read one by one. ``byte_offset``: where
+    its binding starts."""
 
     variable: str
     tensor: Tensor
     vector: int | None = None
     byte_offset: int = 0
+    width: int = 4
 
     @property
     def bind(self) -> Bind:
-        element = "f32" if self.vector is None else "vec4<f32>"
-        return Bind(self.tensor, element, self.byte_offset)
+        bound = element(self.tensor.dtype, self.vector is not None)
+        if self.width == 8:
+            bound = "vec4<u32>"
+        return Bind(self.tensor, bound, self.byte_offset)
 
     def describe(self, params: dict[str, Number]) -> dict[str, Any]:
         """Declare the parameters of the address in ``params`` and describe it to the templates:
         ``at`` names the start and ``strides`` one parameter a dimension, "" for a start of 0 or
         a stride of 1, None for a stride of 0. Units are what the binding counts in."""
-        unit = 1 if self.vector is None else 4
+        unit = 1 if self.vector is None else self.width
         prefix = self.variable.upper()
         names: list[str | None] = []
         for dim, stride in enumerate(effective_strides(self.tensor)):
@@ -140,20 +142,25 @@ class Operand:
             "at": f"{prefix}_AT" if start != 0 else "",
             "strides": names,
             "vector": self.vector is not None,
+            "width": self.width,
+            "codec": codec(self.tensor.dtype),
         }
 
 
-def bind_out(problem: Problem, element: str = "f32") -> Bind:
-    """``out`` from the first column of the piece on. Pieces start at multiples of 64 columns,
-    hence at multiples of 256 bytes."""
-    return Bind(problem.out, element, problem.first * problem.out.dtype.storage_bytes)
+def bind_out(problem: Problem, vector: bool = False) -> Bind:
+    """``out`` from the first column of the piece on. Pieces start at multiples of 128 columns,
+    hence at multiples of 256 bytes. Without ``vector``, results of 16 bits are written one by
+    one, wherever their words are shared."""
+    dtype = problem.out.dtype
+    bound = "atomic<u32>" if is_half(dtype) and not vector else element(dtype, vector)
+    return Bind(problem.out, bound, problem.first * dtype.storage_bytes)
 
 
 def describe_epilogue(
     problem: Problem, params: dict[str, Number], reads: dict[str, Bind]
 ) -> dict[str, Any]:
     """Declare the parameters and bindings of the epilogue; returns what the templates' macro
-    ``finish_function`` needs, and BATCHED."""
+    ``functions`` needs, and BATCHED."""
     shape = (problem.a.shape[0], problem.a.shape[1], problem.out_n)
     described = []
     for index, tensor in enumerate(problem.epilogue.operands):
@@ -170,5 +177,10 @@ def describe_epilogue(
     return {
         "EPILOGUE": problem.epilogue.expression,
         "EPILOGUE_OPERANDS": described,
+        "OUT_CODEC": codec(problem.out.dtype),
+        "CODECS": {
+            codec(tensor.dtype)
+            for tensor in (problem.a, problem.w, problem.out, *problem.epilogue.operands)
+        },
         "BATCHED": problem.batch != 1,
     }

@@ -5,10 +5,10 @@ from __future__ import annotations
 from executorch_wgpu.ops.builder import Bind, Builder, Number, linear_grid
 from executorch_wgpu.ops.call import OpCall
 from executorch_wgpu.ops.elementwise.pointwise import materialize
+from executorch_wgpu.ops.halves import FLOATS, codec, element, is_half
 from executorch_wgpu.ops.registry import only_dtypes, register
 from executorch_wgpu.ops.symbolic import Sym, product
 from executorch_wgpu.ops.tensor import Tensor
-from executorch_wgpu.serialization.dispatch_list import DType
 
 
 def _workgroup(dim: object) -> int:
@@ -30,21 +30,21 @@ def rows_of(b: Builder, x: Tensor) -> Tensor:
     return flat
 
 
-@register("wgpu.rms_norm", supports=only_dtypes([DType.F32]))
+@register("wgpu.rms_norm", supports=only_dtypes(FLOATS), converts=True)
 def rms_norm(b: Builder, call: OpCall) -> Tensor:
     """``x`` [..., D], ``weight`` [D] or None, ``eps``: float. One dispatch."""
     x: Tensor = call["x"]
     weight: Tensor | None = call["weight"]
     rows = rows_of(b, x)
     count, dim = rows.shape
-    out = b.empty(x.shape, DType.F32, "rms_norm")
+    out = b.empty(x.shape, call.outputs[0].dtype, "rms_norm")
     tensors = [rows] if weight is None else [rows, weight]
     if weight is not None and weight.strides[0] != 1:
         weight = materialize(b, weight)
     vectors = dim % 4 == 0 and all(t.offset % 4 == 0 for t in tensors)
     vec = 4 if vectors and rows.strides[0] % 4 == 0 else 1
-    element = "vec4<f32>" if vec == 4 else "f32"
-    reads = {"x": Bind(rows, element)}
+    alone = is_half(out.dtype) and vec == 1
+    reads = {"x": Bind(rows, element(rows.dtype, vec == 4))}
     params: dict[str, Number] = {
         "ROWS": count,
         "DIM": dim // vec,
@@ -54,7 +54,7 @@ def rms_norm(b: Builder, call: OpCall) -> Tensor:
     }
     weight_start = 0
     if weight is not None:
-        reads["weight"] = Bind(weight, element)
+        reads["weight"] = Bind(weight, element(weight.dtype, vec == 4))
         weight_start = weight.offset // vec
     workgroup = _workgroup(dim)
     b.run(
@@ -62,9 +62,16 @@ def rms_norm(b: Builder, call: OpCall) -> Tensor:
             "norm/rms_norm.wgsl",
             "rms_norm",
             reads=reads,
-            writes={"y": Bind(out, element)},
+            writes={"y": Bind(out, "atomic<u32>" if alone else element(out.dtype, vec == 4))},
             params=params,
-            consts={"VEC": vec, "WEIGHT": weight is not None, "WEIGHT_START": f"{weight_start}u"},
+            consts={
+                "VEC": vec,
+                "WEIGHT": weight is not None,
+                "WEIGHT_START": f"{weight_start}u",
+                "X": codec(rows.dtype),
+                "W": "" if weight is None else codec(weight.dtype),
+                "Y": codec(out.dtype),
+            },
             grid=linear_grid(count),
             workgroup=(workgroup,),
             workgroup_bytes=4 * workgroup,

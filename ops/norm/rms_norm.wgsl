@@ -1,6 +1,9 @@
 {# One workgroup normalises one row of DIM elements: y = x / sqrt(mean(x^2) + EPS) * weight.
    The row is read twice; the second read comes from the cache. VEC: elements a lane moves at
-   once. WEIGHT: whether there is one. #}
+   once. WEIGHT: whether there is one. X, W, Y: codecs of halves.wgsl. #}
+{% from "halves.wgsl" import half_functions, read, quad, write_one %}
+{% set x_at = read("x", X, VEC == 4, "start + i") %}
+{{ half_functions([X, W, Y]) }}
 var<workgroup> partial: array<f32, {{ WG_X }}>;
 
 @compute @workgroup_size({{ WG_X }})
@@ -12,7 +15,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
     let start = {{ START }} + row * {{ ROW_STRIDE }};
     var total = 0.0;
     for (var i = lane; i < {{ DIM }}; i += {{ WG_X }}u) {
-        let value = x[start + i];
+        let value = {{ x_at }};
         total += {{ "dot(value, value)" if VEC == 4 else "value * value" }};
     }
     partial[lane] = total;
@@ -25,6 +28,8 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {% endfor %}
     let scale = inverseSqrt(partial[0] / f32({{ DIM }} * {{ VEC }}u) + {{ EPS }});
     for (var i = lane; i < {{ DIM }}; i += {{ WG_X }}u) {
-        y[row * {{ DIM }} + i] = x[start + i] * scale{{ " * weight[i + %s]" % WEIGHT_START if WEIGHT }};
+        let result = {{ x_at }} * scale{{ " * " ~ read("weight", W, VEC == 4, "i + " ~ WEIGHT_START) if WEIGHT }};
+        let at = row * {{ DIM }} + i;
+        {{ "y[at] = %s;" % quad(Y, "result") if VEC == 4 else write_one("y", Y, "at", "result") }}
     }
 }

@@ -1,5 +1,9 @@
 {# One workgroup a row of DIM elements: the largest, then the sum of exp(x - largest), then the
-   quotients (LOG: the difference to the logarithm of the sum). #}
+   quotients (LOG: the difference to the logarithm of the sum). X, Y: codecs of halves.wgsl; results
+   of 16 bits are written in pairs, or one by one (ALONE). #}
+{% from "halves.wgsl" import half_functions, read, word, write_one %}
+{% set x_at = read("x", X, false, "start + i") %}
+{{ half_functions([X, Y]) }}
 var<workgroup> partial: array<f32, {{ WG_X }}>;
 {% macro fold(expression) %}
     workgroupBarrier();
@@ -24,7 +28,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
     let start = {{ START }} + row * {{ ROW_STRIDE }};
     var largest = -3.4028234663852886e38;
     for (var i = lane; i < {{ DIM }}; i += {{ WG_X }}u) {
-        largest = max(largest, x[start + i]);
+        largest = max(largest, {{ x_at }});
     }
     partial[lane] = largest;
 {{ fold("max(a, b)") }}
@@ -32,16 +36,23 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
     workgroupBarrier();
     var total = 0.0;
     for (var i = lane; i < {{ DIM }}; i += {{ WG_X }}u) {
-        total += exp(max(x[start + i] - top, -104.0));
+        total += exp(max({{ x_at }} - top, -104.0));
     }
     partial[lane] = total;
 {{ fold("a + b") }}
     let sum = partial[0];
-    for (var i = lane; i < {{ DIM }}; i += {{ WG_X }}u) {
-{% if LOG %}
-        y[row * {{ DIM }} + i] = x[start + i] - top - log(sum);
-{% else %}
-        y[row * {{ DIM }} + i] = exp(max(x[start + i] - top, -104.0)) / sum;
-{% endif %}
+{% macro result(element) -%}
+{% set x_there = read("x", X, false, "start + %s" % element) %}
+{{ "%s - top - log(sum)" % x_there if LOG else "exp(max(%s - top, -104.0)) / sum" % x_there }}
+{%- endmacro %}
+{% if Y and not ALONE %}
+    for (var i = 2u * lane; i < {{ DIM }}; i += {{ 2 * WG_X }}u) {
+        y[(row * {{ DIM }} + i) >> 1u] = {{ word(Y, result("i"), result("i + 1u")) }};
     }
+{% else %}
+    for (var i = lane; i < {{ DIM }}; i += {{ WG_X }}u) {
+        let at = row * {{ DIM }} + i;
+        {{ write_one("y", Y, "at", result("i")) }}
+    }
+{% endif %}
 }

@@ -5,12 +5,12 @@ from __future__ import annotations
 from executorch_wgpu.ops.builder import Builder
 from executorch_wgpu.ops.call import OpCall
 from executorch_wgpu.ops.elementwise.pointwise import emit_pointwise
+from executorch_wgpu.ops.halves import FLOATS
 from executorch_wgpu.ops.registry import only_dtypes, register
 from executorch_wgpu.ops.tensor import Tensor
-from executorch_wgpu.serialization.dispatch_list import DType
 
 
-@register("wgpu.rope", supports=only_dtypes([DType.F32]))
+@register("wgpu.rope", supports=only_dtypes(FLOATS), converts=True)
 def rope(b: Builder, call: OpCall) -> Tensor:
     """Rotate pairs of the last dimension, D = 2 P: (a, b) -> (a cos - b sin, b cos + a sin).
 
@@ -23,7 +23,7 @@ def rope(b: Builder, call: OpCall) -> Tensor:
     sin: Tensor = call["sin"]
     last = x.rank - 1
     pairs = x.shape[last] // 2
-    out = b.empty(x.shape, DType.F32, "rope")
+    out = b.empty(x.shape, call.outputs[0].dtype, "rope")
 
     def halves(t: Tensor) -> tuple[Tensor, Tensor]:
         d = t.rank - 1

@@ -8,13 +8,11 @@ from executorch_wgpu.ops.builder import Builder
 from executorch_wgpu.ops.call import OpCall, Value
 from executorch_wgpu.ops.elementwise.operators import literal
 from executorch_wgpu.ops.elementwise.pointwise import emit_copy, emit_pointwise
-from executorch_wgpu.ops.registry import all_of, only_dtypes, register
-from executorch_wgpu.ops.shape.views import UNPACKED
+from executorch_wgpu.ops.halves import is_half
+from executorch_wgpu.ops.registry import register
 from executorch_wgpu.ops.symbolic import Scalar, Sym
-from executorch_wgpu.ops.tensor import Tensor
+from executorch_wgpu.ops.tensor import Tensor, torch_dtype
 from executorch_wgpu.serialization.dispatch_list import DType
-
-_unpacked = only_dtypes(UNPACKED)
 
 
 def _ranks(call: OpCall) -> str | None:
@@ -26,7 +24,7 @@ def _ranks(call: OpCall) -> str | None:
     return None
 
 
-@register("aten.cat.default", supports=all_of(_unpacked, _ranks))
+@register("aten.cat.default", supports=_ranks, converts=True)
 def cat(b: Builder, call: OpCall) -> Tensor:
     """Tensors one after another along a dimension: one copy each into its range."""
     value = call.outputs[0]
@@ -41,7 +39,7 @@ def cat(b: Builder, call: OpCall) -> Tensor:
     return out
 
 
-@register("aten.stack.default", supports=_unpacked)
+@register("aten.stack.default", converts=True)
 def stack(b: Builder, call: OpCall) -> Tensor:
     """Tensors side by side along a new dimension."""
     value = call.outputs[0]
@@ -50,9 +48,6 @@ def stack(b: Builder, call: OpCall) -> Tensor:
     for position, part in enumerate(call["tensors"]):
         emit_copy(b, part, out.select(dim, position), f"stack_{position}")
     return out
-
-
-_TORCH = {DType.F32: "float32", DType.I32: "int32", DType.I64: "int64", DType.BOOL: "bool"}
 
 
 def _fillable(call: OpCall) -> str | None:
@@ -69,29 +64,29 @@ def _number(b: Builder, fill: float, dtype: DType) -> Tensor:
     """A 0-dim constant. Infinities are legal data, though WGSL has no literal for them."""
     import torch
 
-    data = torch.full((), fill, dtype=getattr(torch, _TORCH[dtype]))
+    data = torch.full((), fill, dtype=torch_dtype(dtype))
     return b.constant(data, dtype, f"number {fill}")
 
 
-@register("aten.scalar_tensor.default", supports=all_of(_unpacked, _fillable))
+@register("aten.scalar_tensor.default", supports=_fillable)
 def scalar_tensor(b: Builder, call: OpCall) -> Tensor:
     """A number as a 0-dim tensor."""
     return _number(b, call["s"], call.outputs[0].dtype)
 
 
-@register("aten.full.default", "aten.full_like.default", supports=all_of(_unpacked, _fillable))
+@register("aten.full.default", "aten.full_like.default", supports=_fillable)
 def full(b: Builder, call: OpCall) -> Tensor:
     """One number everywhere."""
     value, fill = call.outputs[0], call["fill_value"]
     out = b.empty(value.shape, value.dtype, "full")
-    if value.dtype is DType.F32 and not math.isfinite(fill):
+    if is_half(value.dtype) or (value.dtype is DType.F32 and not math.isfinite(fill)):
         emit_copy(b, _number(b, fill, value.dtype), out, "full")
     else:
         emit_pointwise(b, "full", literal(fill, value.dtype), [], out)
     return out
 
 
-@register("aten.repeat.default", supports=_unpacked)
+@register("aten.repeat.default", moves=True)
 def repeat(b: Builder, call: OpCall) -> Tensor:
     """Tiled copies: the output is seen as [repeat, size] a dimension, the input broadcast."""
     x: Tensor = call["self"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from executorch_wgpu.ops.builder import Builder
 from executorch_wgpu.ops.call import OpCall, Value
 from executorch_wgpu.ops.elementwise.pointwise import emit_copy, materialize
-from executorch_wgpu.ops.registry import all_of, only_dtypes, register
+from executorch_wgpu.ops.halves import is_float
+from executorch_wgpu.ops.registry import all_of, register
 from executorch_wgpu.ops.symbolic import (
     Scalar,
     Sym,
@@ -17,10 +18,6 @@ from executorch_wgpu.ops.symbolic import (
 )
 from executorch_wgpu.ops.tensor import Tensor, contiguous_strides, view_strides
 from executorch_wgpu.serialization.dispatch_list import DType
-
-#: What strides can be laid over without knowing how elements are packed.
-UNPACKED = (DType.F32, DType.I32, DType.I64, DType.BOOL)
-_unpacked = only_dtypes(UNPACKED)
 
 
 def _same_numel(call: OpCall) -> str | None:
@@ -43,7 +40,7 @@ def _same_numel(call: OpCall) -> str | None:
     "aten.squeeze_copy.dim",
     "aten.squeeze_copy.dims",
     "aten.squeeze.dims",
-    supports=all_of(_unpacked, _same_numel),
+    supports=_same_numel,
     views=True,
 )
 def view(b: Builder, call: OpCall) -> Tensor:
@@ -58,14 +55,14 @@ def view(b: Builder, call: OpCall) -> Tensor:
     return found
 
 
-@register("aten.permute_copy.default", "aten.permute.default", supports=_unpacked, views=True)
+@register("aten.permute_copy.default", "aten.permute.default", views=True)
 def permute(b: Builder, call: OpCall) -> Tensor:
     """Dimensions reordered."""
     x: Tensor = call["self"]
     return x.permute([d % x.rank for d in call["dims"]])
 
 
-@register("aten.transpose_copy.int", "aten.transpose.int", supports=_unpacked, views=True)
+@register("aten.transpose_copy.int", "aten.transpose.int", views=True)
 def transpose(b: Builder, call: OpCall) -> Tensor:
     """Two dimensions exchanged."""
     x: Tensor = call["self"]
@@ -76,14 +73,14 @@ def transpose(b: Builder, call: OpCall) -> Tensor:
     return x.permute(dims)
 
 
-@register("aten.t_copy.default", "aten.t.default", supports=_unpacked, views=True)
+@register("aten.t_copy.default", "aten.t.default", views=True)
 def transpose_2d(b: Builder, call: OpCall) -> Tensor:
     """A matrix transposed; 0 and 1 dimensions as they are."""
     x: Tensor = call["self"]
     return x.permute(list(reversed(range(x.rank))))
 
 
-@register("aten.expand_copy.default", "aten.expand.default", supports=_unpacked, views=True)
+@register("aten.expand_copy.default", "aten.expand.default", views=True)
 def expand(b: Builder, call: OpCall) -> Tensor:
     """Broadcast with strides of 0."""
     return call["self"].expand(call.outputs[0].shape)
@@ -95,7 +92,6 @@ def expand(b: Builder, call: OpCall) -> Tensor:
     "aten.detach.default",
     "aten.detach_copy.default",
     "aten.lift_fresh_copy.default",
-    supports=_unpacked,
     views=True,
 )
 def alias(b: Builder, call: OpCall) -> Tensor:
@@ -119,7 +115,7 @@ def _row_major(call: OpCall) -> str | None:
 @register(
     "aten.clone.default",
     "dim_order_ops._clone_dim_order.default",
-    supports=all_of(_unpacked, _row_major),
+    supports=_row_major,
     views=True,
 )
 def clone(b: Builder, call: OpCall) -> Tensor:
@@ -129,7 +125,7 @@ def clone(b: Builder, call: OpCall) -> Tensor:
 
 def _castable(call: OpCall) -> str | None:
     source, target = call["self"].dtype, call.outputs[0].dtype
-    if source is DType.F32 and target is DType.I64:
+    if is_float(source) and target is DType.I64:
         return "float to int64: the GPU holds 32 bits"
     return None
 
@@ -137,7 +133,7 @@ def _castable(call: OpCall) -> str | None:
 @register(
     "aten._to_copy.default",
     "dim_order_ops._to_dim_order_copy.default",
-    supports=all_of(_unpacked, _row_major, _castable),
+    supports=all_of(_row_major, _castable),
 )
 def to_copy(b: Builder, call: OpCall) -> Tensor:
     """Another dtype; int64 and int32 are stored alike."""
@@ -150,7 +146,7 @@ def to_copy(b: Builder, call: OpCall) -> Tensor:
     return out
 
 
-@register("aten.copy.default", supports=only_dtypes(UNPACKED, args=["src"]))
+@register("aten.copy.default")
 def copy(b: Builder, call: OpCall) -> Tensor:
     """``src`` broadcast to the shape of ``self`` in its dtype; self's content is not read."""
     source: Tensor = call["src"]
@@ -209,7 +205,7 @@ def sliced(b: Builder, x: Tensor, call: OpCall, length: Scalar) -> Tensor:
 @register(
     "aten.slice_copy.Tensor",
     "aten.slice.Tensor",
-    supports=all_of(_unpacked, _sliceable),
+    supports=_sliceable,
     views=True,
 )
 def slice_(b: Builder, call: OpCall) -> Tensor:
@@ -220,7 +216,7 @@ def slice_(b: Builder, call: OpCall) -> Tensor:
 
 @register(
     "aten.slice_scatter.default",
-    supports=all_of(_unpacked, _sliceable),
+    supports=_sliceable,
 )
 def slice_scatter(b: Builder, call: OpCall) -> Tensor:
     """``self`` with a range of one dimension replaced: the adapter declares the output to be the
@@ -247,9 +243,7 @@ def _selectable(call: OpCall) -> str | None:
     return None
 
 
-@register(
-    "aten.select_copy.int", "aten.select.int", supports=all_of(_unpacked, _selectable), views=True
-)
+@register("aten.select_copy.int", "aten.select.int", supports=_selectable, views=True)
 def select(b: Builder, call: OpCall) -> Tensor:
     """One index of a dimension."""
     x: Tensor = call["self"]
@@ -265,7 +259,6 @@ def select(b: Builder, call: OpCall) -> Tensor:
 @register(
     "aten.split_with_sizes_copy.default",
     "aten.split_with_sizes.default",
-    supports=_unpacked,
     views=True,
 )
 def split_with_sizes(b: Builder, call: OpCall) -> tuple[Tensor, ...]:
@@ -277,7 +270,6 @@ def split_with_sizes(b: Builder, call: OpCall) -> tuple[Tensor, ...]:
     "aten.split_copy.Tensor",
     "aten.split.Tensor",
     "aten.chunk.default",
-    supports=_unpacked,
     views=True,
 )
 def split(b: Builder, call: OpCall) -> tuple[Tensor, ...]:
@@ -295,7 +287,7 @@ def _consecutive(x: Tensor, dim: int, outputs: tuple[Value, ...]) -> tuple[Tenso
     return tuple(parts)
 
 
-@register("aten.unbind_copy.int", "aten.unbind.int", supports=_unpacked, views=True)
+@register("aten.unbind_copy.int", "aten.unbind.int", views=True)
 def unbind(b: Builder, call: OpCall) -> tuple[Tensor, ...]:
     """Every index of one dimension."""
     x: Tensor = call["self"]

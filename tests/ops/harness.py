@@ -28,7 +28,7 @@ DTYPES = {
 
 def assert_close(actual: Any, expected: torch.Tensor, abs_tol: float = 1e-4, rel_tol: float = 1e-3):
     """Per element: abs error <= abs_tol or rel error <= rel_tol. NaN never passes."""
-    got = torch.as_tensor(np.asarray(actual)).double()
+    got = torch.as_tensor(actual).double()
     want = expected.double()
     assert tuple(got.shape) == tuple(want.shape), (tuple(got.shape), tuple(want.shape))
     error = (got - want).abs()
@@ -127,7 +127,9 @@ def run_op(
 ) -> list[Any]:
     """Run one functional operator with static shapes. ``args`` by schema name: tensors become
     inputs (constants when named in ``constants``), the rest is passed through. The outputs'
-    dtypes and shapes are ``expected``'s. Returns the outputs as numpy arrays."""
+    dtypes and shapes are ``expected``'s. Returns the outputs as numpy arrays, as torch tensors
+    where bfloat16 comes in or out."""
+    wanted = [expected] if isinstance(expected, torch.Tensor) else list(expected)
     chain = Chain()
     arrays: list[Any] = []
 
@@ -135,14 +137,19 @@ def run_op(
         if isinstance(arg, torch.Tensor):
             if name in constants:
                 return chain.constant(arg, name)
-            arrays.append(arg.contiguous().numpy())
+            arrays.append(arg.contiguous())
             return chain.input(name, tuple(arg.shape), arg.dtype)
         if isinstance(arg, (list, tuple)):
             return [convert(name, item) for item in arg]
         return arg
 
     values = {name: convert(name, arg) for name, arg in args.items()}
-    wanted = [expected] if isinstance(expected, torch.Tensor) else list(expected)
     outputs = [(DTYPES[t.dtype], tuple(t.shape)) for t in wanted]
     chain.output(*chain.call(op, values, outputs, _MUTATES.get(op)))
-    return chain.graph(device).execute(arrays)
+    graph = chain.graph(device)
+    if any(t.dtype == torch.bfloat16 for t in (*arrays, *wanted)):
+        if arrays:
+            return graph.execute(arrays)
+        bits = [np.asarray(y) for y in graph.execute([])]
+        return [torch.from_numpy(y.view(np.int16)).view(torch.bfloat16) for y in bits]
+    return graph.execute([array.numpy() for array in arrays])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,8 @@ import torch
 from executorch_wgpu.backend.lowering import LoweredProgram
 from executorch_wgpu.ops.symbolic import Scalar
 from executorch_wgpu.runtime.graph import WebGPUGraph
-from executorch_wgpu.serialization.dispatch_list import DType
 
-from harness import Chain
+from harness import DTYPES, Chain
 
 
 def reference(
@@ -72,23 +72,28 @@ def sdpa_chain(
     causal: bool = False,
     scale: float | None = None,
     transposed: bool = False,
+    dtypes: Mapping[str, torch.dtype] | None = None,
 ) -> Chain:
     """One llama.custom_sdpa: inputs (those of ``chain``, then) query, key, value and mask.
-    ``transposed``: all but the mask arrive as [B, H, S, D] and are permuted."""
-    c = chain or Chain()
+    ``transposed``: all but the mask arrive as [B, H, S, D] and are permuted. ``dtypes``: of q, k,
+    v, mask and out, where they are not f32."""
+    c, dtypes = chain or Chain(), dtypes or {}
 
     def tensor(name: str, shape: tuple[Scalar, ...]) -> Any:
         if not transposed:
-            return c.input(name, shape)
-        x = c.input(name, (shape[0], shape[2], shape[1], shape[3]))
+            return c.input(name, shape, dtypes.get(name, torch.float32))
+        permuted = (shape[0], shape[2], shape[1], shape[3])
+        x = c.input(name, permuted, dtypes.get(name, torch.float32))
         call = {"self": x, "dims": [0, 2, 1, 3]}
-        (x,) = c.call("aten.permute_copy.default", call, [(DType.F32, shape)])
+        (x,) = c.call("aten.permute_copy.default", call, [(x.dtype, shape)])
         return x
 
     q, k, v = tensor("q", query), tensor("k", cache), tensor("v", cache)
-    m = c.input("mask", (query[1], cache[1])) if mask else None
+    mask_dtype = dtypes.get("mask", torch.float32)
+    m = c.input("mask", (query[1], cache[1]), mask_dtype) if mask else None
     args = arguments(q, k, v, start, m, causal, scale)
-    c.output(*c.call("llama.custom_sdpa.default", args, [(DType.F32, query)]))
+    result = DTYPES[dtypes.get("out", torch.float32)]
+    c.output(*c.call("llama.custom_sdpa.default", args, [(result, query)]))
     return c
 
 

@@ -16,7 +16,7 @@ from executorch_wgpu.serialization.dispatch_list import DType
 import tint
 from harness import Chain
 
-F32, F16 = DType.F32, DType.F16
+F32, F16, I32 = DType.F32, DType.F16, DType.I32
 S = symbol(0, "S", 1, 64)
 POS = symbol(1, "pos", 0, 99)
 
@@ -57,7 +57,10 @@ MASK = value(S, 100)
         sdpa(attn_mask=MASK, start_pos=1000),
         sdpa(attn_mask=value(symbol(2, "rows", 1, 99), 100)),  # left to a check
         sdpa(query=value(1, S, 4, 256), key=value(1, 100, 1, 256), value=value(1, 100, 1, 256)),
+        sdpa(query=value(1, S, 4, 16, dtype=F16), value=value(1, 100, 2, 16, dtype=F16)),
         fused(),
+        fused(value_cache=value(1, 100, 2, 16, dtype=F16)),
+        update(cache=value(1, 100, 2, 16, dtype=F16)),
         fused(seq_len=symbol(2, "n", 1, 99)),
         update(),
     ],
@@ -69,8 +72,8 @@ def test_supported(call: OpCall) -> None:
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
-        (sdpa(query=value(1, S, 4, 16, dtype=F16)), "query of f16"),
-        (sdpa(value=value(1, 100, 2, 16, dtype=F16)), "value of f16"),
+        (sdpa(query=value(1, S, 4, 16, dtype=I32)), "query of i32"),
+        (sdpa(value=value(1, 100, 2, 16, dtype=I32)), "value of i32"),
         (sdpa(query=value(S, 4, 16)), "3 dimensions"),
         (sdpa(key=value(1, 99, 2, 16)), "differ in size 1"),
         (sdpa(query=value(2, S, 4, 16)), "batch of 2 queries and 1"),
@@ -92,11 +95,11 @@ def test_supported(call: OpCall) -> None:
         (sdpa(query=value(1, 10**9, 4, 16)), "positions at a time"),
         (fused(seq_len=65), "seq_len of 65"),
         (fused(key=value(1, 65, 2, 16)), "65 new key positions"),
-        (fused(value_cache=value(1, 100, 2, 16, dtype=F16)), "f32 values in a f16 cache"),
+        (fused(value_cache=value(1, 100, 2, 16, dtype=I32)), "f32 values in a i32 cache"),
         (update(value=value(1, S, 2, 8)), "differ in size 3"),
         (update(value=value(2, S, 2, 16)), "differ in size 0"),
         (update(value=value(S, 2, 16)), "3 and cache of 4 dimensions"),
-        (update(cache=value(1, 100, 2, 16, dtype=F16)), "f16 cache"),
+        (update(cache=value(1, 100, 2, 16, dtype=I32)), "i32 cache"),
         (update(start_pos=100), "exceeds the cache of 100 positions"),
     ],
 )
