@@ -188,6 +188,7 @@ class _Planner:
                 groups.append(nodes)
             else:
                 reasons |= dict.fromkeys(nodes, "only views: nothing to compute on the GPU")
+        groups.sort(key=lambda nodes: self.calls.index(nodes[0]))
         return self._complete(PartitionPlan(groups, reasons))
 
     def _constants(self, groups: list[list[torch.fx.Node]]) -> frozenset[torch.fx.Node]:
