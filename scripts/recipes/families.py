@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from executorch.examples.models.llama.model_args import ModelArgs
 
 from executorch_wgpu.scripts.recipes import llama
+from executorch_wgpu.scripts.recipes.checkpoints import Checkpoint
+from executorch_wgpu.scripts.recipes.whole import random_weights
 
 _LLAMA3 = {"vocab_size": 128256, "rope_theta": 5e5, "n_kv_heads": 8}
 _LLAMA3_1 = {**_LLAMA3, "use_scaled_rope": True, "rope_scale_factor": 8}
@@ -64,3 +67,14 @@ def model_args(name: str, **overrides: Any) -> ModelArgs:
 def is_tied(name: str) -> bool:
     """Whether the embedding is the head, too."""
     return _FAMILIES[name][1]
+
+
+def random_checkpoint(name: str, seed: int = 0, **overrides: Any) -> Checkpoint:
+    """The model with random weights, of a size at which logits stay in the tens. ``overrides``:
+    fields of ModelArgs, such as fewer layers. KeyError for an unknown name."""
+    fields = {**_FAMILIES[name][0], **overrides}
+    args = llama.model_args(**fields)
+    weights = random_weights(args, seed, std=args.dim**-0.5)
+    if is_tied(name):
+        weights["output.weight"] = weights["tok_embeddings.weight"]
+    return Checkpoint(name, fields, weights, torch.float32)

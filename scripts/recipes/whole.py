@@ -123,8 +123,8 @@ def random_weights(args: ModelArgs, seed: int = 0, std: float = 0.05) -> dict[st
     def maker(name: str, number: int) -> Callable[[], Tensor]:
         def make() -> Tensor:
             generator = torch.Generator().manual_seed(seed * 100_003 + number)
-            values = torch.randn(shapes[name], generator=generator) * std
-            return 1.0 + values if "norm" in name else values
+            values = torch.empty(shapes[name]).normal_(0.0, std, generator=generator)
+            return values.add_(1.0) if "norm" in name else values
 
         return make
 
