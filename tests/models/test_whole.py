@@ -197,6 +197,8 @@ def test_chat(exported: Any) -> None:
     told = run("run", path, "--chat", "--system", "be", "--max-new-tokens", 3, input="hi")
     answer = text.decode(greedy(model, text.encode("<bos>be!hi!"), 3, {1, 74}))
     assert told.stdout == answer + "\n"
+    once = run("run", path, "--chat", "--prompt", "hi", "--max-new-tokens", 3, input="not read")
+    assert once.stdout == answers[0] + "\n"
 
 
 def test_eval(exported: Any, tmp_path: Path) -> None:
@@ -262,7 +264,7 @@ def test_export_llama(tmp_path: Path) -> None:
         (["export-llama", "--out", "x.pte"], "give one of --gguf"),
         (["export-llama", "--out", "x.bin", "--hf", "."], "ends in .pte"),
         (["export-llama", "--out", "x.pte", "--checkpoint", __file__], "--params go together"),
-        (["run", __file__], "give one of --prompt and --chat"),
+        (["run", __file__], "give --prompt, --chat or both"),
         (["run", __file__, "--prompt", "a", "--system", "b"], "--system goes with --chat"),
         (["run", __file__, "--prompt", "a"], "not a .pte file"),
         (["eval", __file__, "--text", __file__], "not a .pte file"),
