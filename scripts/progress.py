@@ -48,26 +48,19 @@ class Progress:
         self._file.close()
 
     @contextlib.contextmanager
-    def step(
-        self, name: str, total: float | None = None, unit: str = ""
-    ) -> Iterator[Callable[[float], None]]:
-        """A step. ``total`` None: nobody knows how far it is. ``unit``: "bytes" or a word.
+    def step(self, name: str, total: float | None = None, unit: str = "") -> Iterator[Step]:
+        """A step. ``total`` None: nobody knows yet how far it is. ``unit``: "bytes" or a word.
         Gives what to call with the amount done since the last call."""
         begin = time.perf_counter()
         task = self._bars.add_task(name, total=total, amount="")
-        done = 0.0
-
-        def advance(amount: float) -> None:
-            nonlocal done
-            done += amount
-            self._bars.update(task, advance=amount, amount=_amount(done, total, unit))
-
-        yield advance
+        step = Step(self._bars, task, total, unit)
+        yield step
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
-        self._bars.update(task, total=total or 1, completed=total or 1)
+        end = step.total or step.done or 1
+        self._bars.update(task, total=end, completed=end)
         self._bars.stop_task(task)
         if not self._live:
-            text = _amount(total or done, None, unit) if total or done else ""
+            text = _amount(step.total or step.done, None, unit) if step.total or step.done else ""
             print(f"{name:<8} {self.seconds[name]:6.1f} s  {text}".rstrip(), file=self._file)
             self._file.flush()
 
@@ -77,6 +70,24 @@ class Progress:
             for item in items:
                 yield item
                 advance(1)
+
+
+class Step:
+    """A step that is going on. ``done`` of ``total``, None where that is not known."""
+
+    def __init__(self, bars: Any, task: Any, total: float | None, unit: str) -> None:
+        self.done, self.total = 0.0, total
+        self._bars, self._task, self._unit = bars, task, unit
+
+    def __call__(self, amount: float) -> None:
+        """``amount`` more is done."""
+        self.at(self.done + amount, self.total)
+
+    def at(self, done: float, total: float | None) -> None:
+        """``done`` of ``total`` is done."""
+        self.done, self.total = done, total
+        amount = _amount(done, total, self._unit)
+        self._bars.update(self._task, completed=done, total=total, amount=amount)
 
 
 def _amount(done: float, total: float | None, unit: str) -> str:

@@ -84,8 +84,8 @@ def load_generator(
     from executorch_wgpu.runtime.generate import TextGenerator
     from executorch_wgpu.scripts.progress import Progress
 
-    with Progress() as progress, progress.step("upload"):
-        return TextGenerator(file, text, device=device, **options)
+    with Progress() as progress, progress.step("upload", unit="bytes") as step:
+        return TextGenerator(file, text, device=device, progress=step.at, **options)
 
 
 def _answer(generator: TextGenerator, prompt: Any, options: dict[str, Any]) -> None:

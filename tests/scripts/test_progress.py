@@ -1,0 +1,67 @@
+"""Progress: a line a step where nobody watches, bars where somebody does."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+
+import pytest
+
+from executorch_wgpu.scripts.console import quiet
+from executorch_wgpu.scripts.progress import Progress, WriteProgress
+
+
+def test_lines(capfd: pytest.CaptureFixture[str]) -> None:
+    with Progress() as progress, quiet():
+        with progress.step("load", 3, "weights") as advance:
+            advance(1)
+            advance(2)
+        with progress.step("export"):
+            pass
+        with progress.step("upload", unit="bytes") as step:
+            step.at(1 << 20, 5 << 20)
+            step.at(5 << 20, 5 << 20)
+        assert list(progress.over("go", "abc", 3, "letters")) == ["a", "b", "c"]
+    lines = capfd.readouterr().err.splitlines()
+    # Also while standard error is held back.
+    assert [" ".join(line.split()) for line in lines] == [
+        "load 0.0 s 3 weights",
+        "export 0.0 s",
+        "upload 0.0 s 5 MiB",
+        "go 0.0 s 3 letters",
+    ]
+    assert set(progress.seconds) == {"load", "export", "upload", "go"}
+
+
+def test_a_step_that_fails_is_no_step_done(capfd: pytest.CaptureFixture[str]) -> None:
+    with Progress() as progress, pytest.raises(OSError), progress.step("write", 9, "bytes"):
+        raise OSError
+    assert capfd.readouterr().err == "" and progress.seconds == {}
+
+
+def test_bars() -> None:
+    """On a terminal."""
+    leader, follower = pty.openpty()
+    saved = os.dup(2)
+    os.dup2(follower, 2)
+    try:
+        with Progress() as progress, progress.step("write", 4 << 20, "bytes") as advance:
+            advance(1 << 20)
+            advance(3 << 20)
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(follower)
+    shown = os.read(leader, 1 << 16).decode()
+    os.close(leader)
+    assert "write" in shown and "4/4 MiB" in shown
+
+
+def test_written_bytes() -> None:
+    file, seen = io.BytesIO(), []
+    writer = WriteProgress(file, seen.append)
+    content = bytes(range(256)) * (1 << 17)
+    assert writer.write(content) == 1 << 25
+    assert file.getvalue() == content
+    assert len(seen) > 1 and sum(seen) == 1 << 25
