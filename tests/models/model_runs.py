@@ -12,6 +12,7 @@ from executorch.examples.models.llama.model_args import ModelArgs
 
 from executorch_wgpu.runtime import Runtime
 from executorch_wgpu.scripts.recipes import llama, pte, whole
+from executorch_wgpu.serialization.dispatch_list import BufferKind
 
 #: A logit is right when it is within either of these of eager's.
 ABSOLUTE = RELATIVE = 1e-3
@@ -77,7 +78,19 @@ def assert_same_choice(
         )
 
 
-def compare_steps(model: whole.Llama, method: Any, mix: Sequence[int]) -> float:
+def constant_dtypes(path: Path) -> dict[str, str]:
+    """Storage of each constant of ``forward`` by its name, such as ``f16``."""
+    program = Runtime.get().load_program(path).dispatch_list("forward")
+    return {
+        program.buffers[tensor.buffer].name: tensor.dtype.name.lower()
+        for tensor in program.tensors
+        if tensor.buffer >= 0 and program.buffers[tensor.buffer].kind is BufferKind.CONSTANT
+    }
+
+
+def compare_steps(
+    model: whole.Llama, method: Any, mix: Sequence[int], tolerance: float = ABSOLUTE
+) -> float:
     """The largest error over calls of these numbers of tokens, one after the other."""
     model.reset()
     tokens = tokens_of(sum(mix), model.vocab_size)
@@ -85,6 +98,6 @@ def compare_steps(model: whole.Llama, method: Any, mix: Sequence[int]) -> float:
     for count in mix:
         part = tokens[position : position + count]
         expected = eager_step(model, part, position)
-        worst = max(worst, assert_logits(step(method, part, position), expected))
+        worst = max(worst, assert_logits(step(method, part, position), expected, tolerance))
         position += count
     return worst

@@ -78,6 +78,28 @@ def test_last_logits_only(tmp_path: Path) -> None:
         assert runs.compare_steps(model, method, mix) < 1e-4
 
 
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [("float16", "float32"), ("bfloat16", "float16"), ("float32", "bfloat16")],
+)
+def test_half_storage(dtype: str, kv_dtype: str, tmp_path: Path) -> None:
+    """As eager, which computes in f32 with the rounded weights."""
+    path = tmp_path / "half.pte"
+    options = {"dtype": getattr(torch, dtype), "kv_dtype": getattr(torch, kv_dtype)}
+    model = runs.export(runs.tiny_args(attention_qkv_bias=True), path, **options)
+    method = runs.load(path)
+    # Where a value lies between two of the cache, the last bit of f32 decides to which it goes.
+    tolerance = {"float32": 1e-4, "float16": 3e-4, "bfloat16": 3e-3}[kv_dtype]
+    for mix in MIXES.values():
+        assert runs.compare_steps(model, method, mix, tolerance) < tolerance
+    caches = {name: method.state.read(name).dtype for name in method.state.names}
+    stored = "uint16" if kv_dtype == "bfloat16" else kv_dtype
+    assert {str(value) for value in caches.values()} == {stored}
+    constants = runs.constant_dtypes(path)
+    assert constants["layers.1.feed_forward.w2.weight"] == dtype.replace("loat", "")
+    assert constants["layers.1.ffn_norm.weight"] == "f32"
+
+
 def test_the_file(exported: Any) -> None:
     path, model = exported
     program = Runtime.get().load_program(path)
