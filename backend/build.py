@@ -58,6 +58,8 @@ def storage_bytes(data: Any) -> np.ndarray:
         data = data.reshape(-1).view(torch.int16)
         if data.numel() % 2:
             data = torch.nn.functional.pad(data, (0, 1))
+    elif data.dtype in (torch.int8, torch.uint8) and data.numel() % 4:
+        data = torch.nn.functional.pad(data.reshape(-1), (0, -data.numel() % 4))
     if data.numel() == 0:
         return np.zeros(1, np.int32)  # no buffer is empty
     return data.reshape(-1).numpy()

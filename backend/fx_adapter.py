@@ -20,6 +20,8 @@ DTYPES = {
     torch.int32: DType.I32,
     torch.int64: DType.I64,
     torch.bool: DType.BOOL,
+    torch.int8: DType.I8,
+    torch.uint8: DType.U8,
 }
 
 

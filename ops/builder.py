@@ -45,6 +45,8 @@ _ELEMENT = {
     DType.I32: "i32",
     DType.I64: "i32",
     DType.BOOL: "u32",
+    DType.I8: "u32",
+    DType.U8: "u32",
 }
 
 

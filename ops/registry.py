@@ -29,7 +29,8 @@ class Lowering:
     ``views``: the outputs are strided views of the inputs and cost no dispatch (a partition of
     nothing else is not worth making). ``moves``: elements of the first tensor argument come out
     unchanged, so that a conversion may as well be made after. ``converts``: float operands and
-    results may have any float dtype each, so that a conversion before or after is no dispatch."""
+    results may have any float dtype each, so that a conversion before or after is no dispatch.
+    ``bytes``: integers of 8 bits, four to a word, are among what it takes; views take them."""
 
     op: str
     lower: LowerFn
@@ -37,6 +38,7 @@ class Lowering:
     views: bool = False
     moves: bool = False
     converts: bool = False
+    bytes: bool = False
 
 
 _TABLE: dict[str, Lowering] = {}
@@ -48,6 +50,7 @@ def register(
     views: bool = False,
     moves: bool = False,
     converts: bool = False,
+    bytes: bool = False,
 ) -> Callable[[LowerFn], LowerFn]:
     """Decorator: the function lowers these operators; see :class:`Lowering`. Raises ValueError
     for one taken twice."""
@@ -57,7 +60,9 @@ def register(
             if op in _TABLE:
                 raise ValueError(f"{op} has a lowering already")
             check = supports or _always
-            _TABLE[op] = Lowering(op, function, check, views, views or moves, converts)
+            _TABLE[op] = Lowering(
+                op, function, check, views, views or moves, converts, views or bytes
+            )
         return function
 
     return decorate
@@ -75,6 +80,7 @@ def _load() -> None:
         embedding,
         matmul,
         norm,
+        quant,
         rope,
         shape,
     )
@@ -98,6 +104,10 @@ def unsupported_reason(call: OpCall) -> str | None:
     entry = lowering_of(call.op)
     if entry is None:
         return f"no lowering for {call.op}"
+    if not entry.bytes:
+        for value in [*call.input_values(), *call.outputs]:
+            if value.dtype in (DType.I8, DType.U8):
+                return f"{value.dtype.name.lower()} is not supported here"
     return entry.supports(call)
 
 

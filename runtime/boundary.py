@@ -43,6 +43,8 @@ _NUMPY: dict[DType, np.dtype[Any]] = {
     DType.I32: np.dtype(np.int32),
     DType.I64: np.dtype(np.int64),
     DType.BOOL: np.dtype(np.bool_),
+    DType.I8: np.dtype(np.int8),
+    DType.U8: np.dtype(np.uint8),
 }
 
 #: dtype of the elements as they lie in a GPU buffer.
@@ -59,6 +61,8 @@ _NAMES = {
     DType.I32: "int32",
     DType.I64: "int64",
     DType.BOOL: "bool",
+    DType.I8: "int8",
+    DType.U8: "uint8",
 }
 
 
@@ -162,7 +166,8 @@ def to_storage(array: Array, dtype: DType, where: str) -> Array:
             )
     flat = np.ascontiguousarray(array).reshape(-1).astype(STORAGE[dtype], copy=False)
     if flat.nbytes % 4:
-        flat = np.concatenate([flat, np.zeros(1, flat.dtype)])
+        missing = (4 - flat.nbytes % 4) // flat.itemsize
+        flat = np.concatenate([flat, np.zeros(missing, flat.dtype)])
     return flat
 
 

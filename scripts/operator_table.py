@@ -17,6 +17,7 @@ _FAMILIES = {
     "attention": "KV caches and attention",
     "matmul": "matrix products",
     "embedding": "rows by index",
+    "quant": "quantized weights and activations",
     "norm": "norms and softmax",
     "rope": "rotary embeddings",
     "sampling": "sampling",

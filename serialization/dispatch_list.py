@@ -37,7 +37,8 @@ class DType(IntEnum):
     """Element type as the caller sees it at the boundary.
 
     Stored on the GPU in whole 32-bit words: ``I64`` as i32 (range-checked at the boundary),
-    ``BOOL`` as u32 0 or 1, ``F16``/``BF16`` packed two to a word, the rest of 32 bits as it is.
+    ``BOOL`` as u32 0 or 1, ``F16``/``BF16`` packed two to a word, ``I8``/``U8`` four to a word,
+    the rest of 32 bits as it is.
     """
 
     F32 = 0
@@ -46,10 +47,14 @@ class DType(IntEnum):
     I32 = 3
     I64 = 4
     BOOL = 5
+    I8 = 6
+    U8 = 7
 
     @property
     def storage_bytes(self) -> int:
         """Bytes of one element in a GPU buffer (a buffer's size is rounded up to 4)."""
+        if self in (DType.I8, DType.U8):
+            return 1
         return 2 if self in (DType.F16, DType.BF16) else 4
 
 

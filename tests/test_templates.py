@@ -7,6 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torchao.quantization import (
+    Int8DynamicActivationIntxWeightConfig,
+    IntxWeightOnlyConfig,
+    quantize_,
+)
+from torchao.quantization.granularity import PerGroup
 
 from executorch_wgpu.backend.preprocess import lower_program
 from executorch_wgpu.ops import registry
@@ -38,6 +44,25 @@ class Everything(torch.nn.Module):
         return self.linear(y), w.mean(1), w.amax(-1), torch.nn.functional.gelu(w)
 
 
+class Quantized(torch.nn.Module):
+    """Packed weights, with activations of f32 and of int8, and integers of 8 bits on their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        group = PerGroup(8)
+        self.plain = torch.nn.Sequential(torch.nn.Linear(32, 24))
+        quantize_(self.plain, IntxWeightOnlyConfig(torch.int4, group))
+        self.dynamic = torch.nn.Sequential(torch.nn.Linear(24, 32))
+        config = Int8DynamicActivationIntxWeightConfig(torch.int4, weight_granularity=group)
+        quantize_(self.dynamic, config)
+        self.table = torch.nn.Parameter(torch.ones(5, 7, dtype=torch.int8), requires_grad=False)
+
+    def forward(self, x):
+        weight = self.plain[0].weight.dequantize()
+        rows = torch.nn.functional.embedding(x[:, 0].int(), weight)
+        return self.dynamic(self.plain(x)), rows, weight * 2, self.table.T.float()
+
+
 @pytest.fixture(scope="module")
 def programs():
     """Dispatch lists that together use every template."""
@@ -49,6 +74,7 @@ def programs():
     )
     shapes = ({1: S}, {1: S}, {1: S})
     found = [lower_program(exports.edge(Everything(), inputs, shapes)).program]
+    found.append(lower_program(exports.edge(Quantized(), (torch.randn(3, 32),), ({0: S},))).program)
     for fused in (False, True):
         args = llama.model_args(
             dim=36, n_heads=6, n_kv_heads=2, hidden_dim=44, max_seq_len=64, max_context_len=128

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from executorch_wgpu.backend.passes.dead_code import drop_dead_calls
 from executorch_wgpu.backend.passes.fold_constants import fold_scalar_constants
+from executorch_wgpu.backend.passes.fuse_quantized import fuse_quantized
 from executorch_wgpu.backend.passes.fuse_rms_norm import fuse_rms_norm
 from executorch_wgpu.backend.passes.fuse_rope import fuse_rope
 from executorch_wgpu.backend.passes.source_handles import note_source_handles
 from executorch_wgpu.ops.call import OpChain
 
 #: In order. Each takes a chain and changes it in place.
-PASSES = (fold_scalar_constants, drop_dead_calls, fuse_rms_norm, fuse_rope, drop_dead_calls)
+PASSES = (
+    fold_scalar_constants,
+    drop_dead_calls,
+    fuse_quantized,
+    fuse_rms_norm,
+    fuse_rope,
+    drop_dead_calls,
+)
 
 
 def run_passes(chain: OpChain) -> OpChain:

@@ -34,6 +34,8 @@ def fold_scalar_constants(chain: OpChain) -> None:
         DType.I32: torch.int32,
         DType.I64: torch.int64,
         DType.BOOL: torch.bool,
+        DType.I8: torch.int8,
+        DType.U8: torch.uint8,
     }
     states = set(chain.states)
     for call in chain.calls:

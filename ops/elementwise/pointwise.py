@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from executorch_wgpu.ops.builder import Bind, Builder, Number, linear_grid
+from executorch_wgpu.ops.elementwise.bytes import BYTES, emit_byte_copy
 from executorch_wgpu.ops.halves import codec, is_half
 from executorch_wgpu.ops.symbolic import Scalar, ceil_div, product
 from executorch_wgpu.ops.tensor import Shape, Tensor, touched_bytes
@@ -218,6 +219,9 @@ def _address(
 def emit_copy(b: Builder, source: Tensor, out: Tensor, name: str = "copy") -> None:
     """Append a dispatch that copies ``source`` (broadcast, any strides) into ``out``, converting
     between dtypes as PyTorch does. Bits of NaN and infinity survive where dtypes are equal."""
+    if source.dtype in BYTES:
+        emit_byte_copy(b, source, out, name)
+        return
     if source.dtype is not out.dtype or not is_half(out.dtype):
         emit_pointwise(b, name, convert("a0", source.dtype, out.dtype), [source], out)
         return

@@ -6,8 +6,9 @@
    vec4s along k and w in vec4s along n, so that four steps of k cost TM + TN reads for
    4 * TM * TN multiply-adds and no two lanes side by side meet in a bank. Rows of a lane lie TY
    apart, its columns 4 * TX. While a tile is worked on, the next one is on its way to registers.
-   W_COLUMNS: w is fetched along n, else along k and turned in registers. K_EDGE: the last tiles
-   reach past K. OUT_VECTOR: out is written four at a time. TX * TY divides BM * BK / 4 and BN * BK / 16. #}
+   W_COLUMNS: w is fetched along n, else along k and turned in registers. An operand with a ``quad``
+   names the function of (row, k) that gives four neighbours. K_EDGE: the last tiles reach past K.
+   OUT_VECTOR: out is written four at a time. TX * TY divides BM * BK / 4 and BN * BK / 16. #}
 {% from "halves.wgsl" import quad %}
 {% from "matmul/operands.wgsl" import at, step, load, store, functions with context %}
 {% set LANES = TX * TY %}
@@ -19,7 +20,10 @@
 {% set W_LOADS = BN // 4 * K4 // LANES %}
 {# Four neighbours along k of the row at address base, from k on; 0 past the end. #}
 {% macro along_k(o, base, k) -%}
-{%- if o.vector %}
+{%- if o.quad is defined %}
+{%- set value = "%s(%s, %s)" % (o.quad, base, k) %}
+{{- "select(vec4<f32>(), %s, %s < %s)" % (value, k, K) if K_EDGE else value }}
+{%- elif o.vector %}
 {%- set value = load(o, base ~ step(o, 2, "(%s) / 4u" % k)) %}
 {{- "select(vec4<f32>(), %s, %s < %s)" % (value, k, K) if K_EDGE else value }}
 {%- else -%}
@@ -61,6 +65,11 @@ vec4<f32>(
 var<workgroup> tile_a: array<array<array<array<vec4<f32>, {{ TY }}>, {{ TM }}>, {{ K4 }}>, {{ SLICES }}>;
 var<workgroup> tile_w: array<array<array<array<vec4<f32>, {{ TX }}>, {{ NJ }}>, {{ BK }}>, {{ SLICES }}>;
 {{ functions() }}
+{% if W.quad is defined %}
+{% from "quant/weights.wgsl" import quant_functions, tile_function with context %}
+{{ quant_functions() }}
+{{ tile_function() }}
+{% endif %}
 @compute @workgroup_size({{ WG_X }})
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
         @builtin(num_workgroups) groups: vec3<u32>,

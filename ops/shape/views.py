@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from executorch_wgpu.ops.builder import Builder
 from executorch_wgpu.ops.call import OpCall, Value
+from executorch_wgpu.ops.elementwise.bytes import BYTES, TARGETS
 from executorch_wgpu.ops.elementwise.pointwise import emit_copy, materialize
 from executorch_wgpu.ops.halves import is_float
 from executorch_wgpu.ops.registry import all_of, register
@@ -127,6 +128,10 @@ def _castable(call: OpCall) -> str | None:
     source, target = call["self"].dtype, call.outputs[0].dtype
     if is_float(source) and target is DType.I64:
         return "float to int64: the GPU holds 32 bits"
+    if target in BYTES and source not in BYTES:
+        return f"{source.name.lower()} to {target.name.lower()}"
+    if source in BYTES and target not in TARGETS:
+        return f"{source.name.lower()} to {target.name.lower()}"
     return None
 
 
@@ -134,6 +139,7 @@ def _castable(call: OpCall) -> str | None:
     "aten._to_copy.default",
     "dim_order_ops._to_dim_order_copy.default",
     supports=all_of(_row_major, _castable),
+    bytes=True,
 )
 def to_copy(b: Builder, call: OpCall) -> Tensor:
     """Another dtype; int64 and int32 are stored alike."""

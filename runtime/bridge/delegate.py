@@ -27,6 +27,8 @@ _TAGS = ("nothing", "an int", "a bool", "a float", "a tensor", "a value of anoth
 
 #: ExecuTorch's numbers for dtypes.
 _CODES: dict[DType, int] = {
+    DType.U8: 0,
+    DType.I8: 1,
     DType.I32: 3,
     DType.I64: 4,
     DType.F16: 5,
@@ -34,7 +36,7 @@ _CODES: dict[DType, int] = {
     DType.BOOL: 11,
     DType.BF16: 15,
 }
-_CODE_NAMES = {0: "uint8", 1: "int8", 2: "int16", 7: "float64"} | {
+_CODE_NAMES = {2: "int16", 7: "float64"} | {
     code: boundary.dtype_name(dtype) for dtype, code in _CODES.items()
 }
 

@@ -13,6 +13,8 @@ class DType(object):
     I32 = 3
     I64 = 4
     BOOL = 5
+    I8 = 6
+    U8 = 7
 
 
 class SymSource(object):

@@ -39,9 +39,8 @@ def sample(dtype: DType, n: int) -> np.ndarray:
         return (np.asarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
     if dtype is DType.BOOL:
         return values % 2 == 0
-    return values.astype(
-        {DType.F32: "f4", DType.F16: "f2", DType.I32: "i4", DType.I64: "i8"}[dtype]
-    )
+    kinds = {DType.F32: "f4", DType.F16: "f2", DType.I32: "i4", DType.I64: "i8"}
+    return values.astype({**kinds, DType.I8: "i1", DType.U8: "u1"}[dtype])
 
 
 @pytest.mark.parametrize("dtype", list(DType))
@@ -61,9 +60,8 @@ def test_numpy_round_trip(device: Any, dtype: DType, n: int) -> None:
 @pytest.mark.parametrize("dtype", list(DType))
 def test_torch_round_trip(device: Any, dtype: DType) -> None:
     torch = pytest.importorskip("torch")
-    kinds = dict(
-        zip(DType, ("float32", "float16", "bfloat16", "int32", "int64", "bool"), strict=True)
-    )
+    names = ("float32", "float16", "bfloat16", "int32", "int64", "bool", "int8", "uint8")
+    kinds = dict(zip(DType, names, strict=True))
     graph = WebGPUGraph(device, copy_program(dtype))
     for n in (0, 5):
         x = (torch.arange(n * 3).reshape(n, 3) - 4).to(getattr(torch, kinds[dtype]))

@@ -1,0 +1,42 @@
+"""Copies and conversions of integers of 8 bits, which lie four to a word."""
+
+from __future__ import annotations
+
+from executorch_wgpu.ops.builder import Builder, Number, linear_grid
+from executorch_wgpu.ops.symbolic import ceil_div, product
+from executorch_wgpu.ops.tensor import Tensor
+from executorch_wgpu.serialization.dispatch_list import DType
+
+WORKGROUP = 64
+BYTES = (DType.I8, DType.U8)
+#: What they can become.
+TARGETS = (*BYTES, DType.F32, DType.I32, DType.I64)
+
+
+def emit_byte_copy(b: Builder, source: Tensor, out: Tensor, name: str) -> None:
+    """Append a dispatch that copies ``source`` (I8 or U8, broadcast, any strides) into ``out``,
+    converted. ``out`` is contiguous from offset 0: a thread owns whole words of it. Raises
+    ValueError for another ``out``."""
+    from executorch_wgpu.ops.elementwise.pointwise import collapse_dims
+
+    if out.dtype not in TARGETS or out.offset != 0 or not out.is_contiguous:
+        raise ValueError(f"bytes into {out.dtype.name} {out.shape} with strides {out.strides}")
+    source = source.expand(out.shape)
+    shape, (strides,) = collapse_dims(out.shape, [source.strides])
+    count = product(out.shape)
+    params: dict[str, Number] = {"COUNT": count, "X_AT": source.offset}
+    params |= {f"S{d}": stride for d, stride in enumerate(strides)}
+    params |= {f"D{d}": size for d, size in enumerate(shape) if d}
+    target = "I32" if out.dtype is DType.I64 else out.dtype.name
+    b.run(
+        b.dispatch(
+            "quant/convert.wgsl",
+            name,
+            reads={"x": source},
+            writes={"out": out},
+            params=params,
+            consts={"DIMS": len(shape), "X": source.dtype.name, "TO": target},
+            grid=linear_grid(ceil_div(ceil_div(count, 4), WORKGROUP)),
+            workgroup=(WORKGROUP,),
+        )
+    )

@@ -1,0 +1,292 @@
+"""The products with a packed weight: which kernel for how many rows, and its dispatch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from executorch_wgpu.ops.builder import Builder, DispatchSpec, Number, RouteSpec, linear_grid
+from executorch_wgpu.ops.elementwise.pointwise import materialize
+from executorch_wgpu.ops.matmul.gemm import ENOUGH_GROUPS, LARGE, SMALL, TileConfig, tiles
+from executorch_wgpu.ops.matmul.pieces import whole_limits
+from executorch_wgpu.ops.matmul.problem import (
+    Epilogue,
+    Operand,
+    Problem,
+    bind_out,
+    describe_epilogue,
+    effective_strides,
+    is_vector,
+)
+from executorch_wgpu.ops.quant.weights import QuantWeight
+from executorch_wgpu.ops.symbolic import bounds, ceil_div, less_equal
+from executorch_wgpu.ops.tensor import Tensor, touched_bytes
+
+_PLAIN = Epilogue()
+
+#: (rows, rows at a time) of the kernel that reads the weight once for each tile of rows.
+_GEMV_LIMITS = ((1, 1), (4, 4), (16, 4))
+
+_ELEMENTS = {1: "u32", 2: "vec2<u32>", 4: "vec4<u32>"}
+
+
+@dataclass(frozen=True)
+class RowsConfig:
+    """How ``gemv.wgsl`` and ``integer.wgsl`` divide the work: ``lanes`` (a power of two, 8 to 128)
+    walk ``rows`` rows together, ``words`` at a load; ``slices`` such groups make a workgroup."""
+
+    lanes: int
+    rows: int
+    slices: int
+    words: int
+
+    @staticmethod
+    def choose(words: int, n: int, m_tile: int) -> RowsConfig:
+        """``words``: of a row. ``n``: rows. ``m_tile``: rows of the other factor."""
+        width = 2 if words >= 128 else 1
+        loads = words // width
+        if loads < 64:
+            lanes = max(8, 1 << max(loads - 1, 0).bit_length())
+            return RowsConfig(lanes, 1, max(1, 64 // lanes), width)
+        rows = 2 if m_tile <= 4 and n >= 2048 else 1
+        return RowsConfig(64 if loads < 256 else 128, rows, 1, width)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A problem: ``problem.w`` stands for the weight's rows, one element each."""
+
+    problem: Problem
+    weight: QuantWeight
+
+
+def emit_product(
+    b: Builder, name: str, a: Tensor, weight: QuantWeight, out: Tensor, epilogue: Epilogue = _PLAIN
+) -> None:
+    """Append a step: ``out[m, n] = epilogue(sum over k of a[m, k] * weight[n, k])``.
+
+    ``a`` f32 [1, M, K]; ``out`` f32, contiguous from offset 0, in a storage of its own.
+    """
+    if effective_strides(a)[2] not in (0, 1) or (weight.k % 4 == 0 and not is_vector(a, 2)):
+        a = materialize(b, a, f"{name}_rows")
+    least, most = bounds(a.shape[1])
+    choices: list[tuple[str, object, Callable[[_Rows], DispatchSpec]]] = []
+    for limit, tile in _GEMV_LIMITS:
+        if least > limit:
+            continue
+        if most <= limit:
+            tile = -(-most // max(1, -(-most // tile)))
+        guard = less_equal(a.shape[1], limit)
+        choices.append((f"gemv{tile}", guard, partial(_gemv, b, m_tile=max(1, tile))))
+        if most <= limit:
+            break
+    whole = _Rows(_problem(name, a, weight, out, epilogue), weight)
+    if most > _GEMV_LIMITS[-1][0]:
+        enough = less_equal(ENOUGH_GROUPS, tiles(whole.problem, LARGE))
+        choices.append(("gemm_large", enough, partial(_gemm, b, config=LARGE)))
+        choices.append(("gemm_small", 1, partial(_gemm, b, config=SMALL)))
+    emit_routes(b, whole, choices)
+
+
+def emit_routes(b: Builder, whole: _Rows, choices: list) -> None:
+    """A step of (name, guard, what makes the dispatch), each with the weight bound whole and, where
+    it is too large for that, in pieces."""
+    weight = whole.weight
+    pieces = weight.pieces(b)
+    limits = () if pieces is None else whole_limits(weight.packed)
+    routes = [RouteSpec(n, [make(whole)], guard, limits=limits) for n, guard, make in choices]
+    for n, guard, make in choices if pieces else ():
+        parts = []
+        for piece in pieces or ():
+            part = weight.of_piece(piece)
+            problem = whole.problem
+            rows = _rows_of(part)
+            problem = replace(problem, w=rows, first=piece.first, piece_of=problem.w)
+            parts.append(make(_Rows(problem, part)))
+        routes.append(RouteSpec(f"{n}_pieces", parts, guard))
+    b.step(*routes)
+
+
+def _problem(name: str, a: Tensor, weight: QuantWeight, out: Tensor, epilogue: Epilogue) -> Problem:
+    return Problem(name, a, _rows_of(weight), out, epilogue)
+
+
+def _rows_of(weight: QuantWeight) -> Tensor:
+    """The weight as kernels address it: [1, N, K], row n at n."""
+    return weight.packed.with_layout((1, weight.n, weight.k), (0, 1, 0), 0)
+
+
+def _gemv(b: Builder, rows: _Rows, m_tile: int) -> DispatchSpec:
+    problem, weight = rows.problem, rows.weight
+    config = RowsConfig.choose(weight.words, weight.n, m_tile)
+    a = Operand("a", problem.a, 2 if is_vector(problem.a, 2) else None)
+    unit = config.words * 32 // weight.bits
+    count = ceil_div(problem.m, m_tile)
+    params: dict[str, Number] = {
+        "M": problem.m,
+        "N": problem.n,
+        "K": weight.k,
+        "UNITS": -(-weight.k // unit),
+    }
+    reads = {**weight.reads(_ELEMENTS[config.words]), "a": a.bind}
+    described, quant = a.describe(params), weight.describe(params)
+    epilogue = describe_epilogue(problem, params, reads)
+    workgroup = config.lanes * config.slices
+    return b.dispatch(
+        "quant/gemv.wgsl",
+        f"{problem.name}_w{weight.bits}_gemv{m_tile}",
+        reads=reads,
+        writes={"out": bind_out(problem)},
+        params=params,
+        consts={
+            "A": described,
+            "Q": quant,
+            "M_TILE": m_tile,
+            "TILED": count != 1,
+            "LANES": config.lanes,
+            "R": config.rows,
+            "SLICES": config.slices,
+            "U": config.words,
+            "EDGE": weight.k % unit != 0,
+            "PER": weight.granularity(unit),
+            **epilogue,
+        },
+        grid=linear_grid(ceil_div(problem.n, config.rows * config.slices) * count),
+        workgroup=(workgroup,),
+        workgroup_bytes=4 * workgroup * m_tile * config.rows,
+        bytes=weight.bytes + touched_bytes([problem.a, problem.out, *problem.epilogue.operands]),
+        flops=problem.flops,
+    )
+
+
+def _gemm(b: Builder, rows: _Rows, config: TileConfig) -> DispatchSpec:
+    problem, weight = rows.problem, rows.weight
+    a = Operand("a", problem.a, 2 if is_vector(problem.a, 2) else None)
+    params: dict[str, Number] = {"M": problem.m, "N": problem.n, "K": weight.k}
+    reads = {**weight.reads(), "a": a.bind}
+    described, quant = a.describe(params), weight.describe(params)
+    epilogue = describe_epilogue(problem, params, reads)
+    vector = problem.n % 4 == 0 and problem.out_n % 4 == 0
+    vector = vector and problem.out.storage.size_bytes >= 16
+    rows_of_w = {"name": "", "at": "", "strides": [None, "", None], "vector": False}
+    return b.dispatch(
+        "matmul/gemm.wgsl",
+        f"{problem.name}_w{weight.bits}_gemm_{config.bm}x{config.bn}",
+        reads=reads,
+        writes={"out": bind_out(problem, vector)},
+        params=params,
+        consts={
+            "A": described,
+            "W": {**rows_of_w, "quad": "weight_quad"},
+            "Q": quant,
+            "A_ALONG_K": True,
+            "W_COLUMNS": False,
+            "K_EDGE": weight.k % (config.bk * config.slices) != 0,
+            "OUT_VECTOR": vector,
+            "TX": config.tx,
+            "TY": config.ty,
+            "TM": config.tm,
+            "TN": config.tn,
+            "BK": config.bk,
+            "SLICES": config.slices,
+            **epilogue,
+        },
+        grid=linear_grid(tiles(problem, config)),
+        workgroup=(config.tx * config.ty * config.slices,),
+        workgroup_bytes=config.workgroup_bytes,
+        bytes=weight.bytes + touched_bytes([problem.a, problem.out, *problem.epilogue.operands]),
+        flops=problem.flops,
+    )
+
+
+# -- 8-bit activations ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Activations:
+    """int8 [1, M, K] contiguous: ``scale * (values - zero)``. ``scales`` and ``zeros``: one for
+    all (a number, or a tensor of one element) or one a row (tensors of M elements)."""
+
+    values: Tensor
+    scales: Tensor | float
+    zeros: Tensor | int
+
+
+def emit_integer_product(
+    b: Builder,
+    name: str,
+    x: Activations,
+    weight: QuantWeight,
+    out: Tensor,
+    epilogue: Epilogue = _PLAIN,
+) -> None:
+    """As :func:`emit_product`, over integers: within a group the sum of
+    ``(values - zero) * (codes - zero)`` is an exact int32."""
+    problem = _problem(name, x.values, weight, out, epilogue)
+    least, most = bounds(problem.m)
+    choices: list[tuple[str, object, Callable[[_Rows], DispatchSpec]]] = []
+    if least <= 1:
+        choices.append(("integer1", less_equal(problem.m, 1), partial(_integer, b, x, m_tile=1)))
+    if most > 1:
+        choices.append(("integer8", 1, partial(_integer, b, x, m_tile=min(8, most))))
+    emit_routes(b, _Rows(problem, weight), choices)
+
+
+def _integer(b: Builder, x: Activations, rows: _Rows, m_tile: int) -> DispatchSpec:
+    problem, weight = rows.problem, rows.weight
+    config = RowsConfig.choose(weight.words, weight.n, m_tile)
+    unit = config.words * 32 // weight.bits
+    count = ceil_div(problem.m, m_tile)
+    params: dict[str, Number] = {
+        "M": problem.m,
+        "N": problem.n,
+        "K": weight.k,
+        "UNITS": -(-weight.k // unit),
+    }
+    reads = {**weight.reads(_ELEMENTS[config.words]), "a": x.values}
+    for key, value in (("x_scales", x.scales), ("x_zeros", x.zeros)):
+        if isinstance(value, Tensor):
+            reads[key] = value
+        else:
+            params[key.upper()] = value if isinstance(value, int) else float(value)
+    quant = weight.describe(params)
+    epilogue = describe_epilogue(problem, params, reads)
+    workgroup = config.lanes * config.slices
+    return b.dispatch(
+        "quant/integer.wgsl",
+        f"{problem.name}_a8w{weight.bits}_{m_tile}",
+        reads=reads,
+        writes={"out": bind_out(problem)},
+        params=params,
+        consts={
+            "Q": quant,
+            "M_TILE": m_tile,
+            "TILED": count != 1,
+            "LANES": config.lanes,
+            "R": config.rows,
+            "SLICES": config.slices,
+            "U": config.words,
+            "PER": weight.granularity(unit),
+            "WHOLE_WORDS": weight.k % 4 == 0,
+            "X_SCALE": _kind(x.scales),
+            "X_ZERO": _kind(x.zeros),
+            "ZERO_DTYPE": x.zeros.dtype.name if isinstance(x.zeros, Tensor) else "",
+            **epilogue,
+        },
+        grid=linear_grid(ceil_div(problem.n, config.rows * config.slices) * count),
+        workgroup=(workgroup,),
+        workgroup_bytes=4 * workgroup * m_tile * config.rows,
+        bytes=weight.bytes + touched_bytes([problem.a, problem.out, *problem.epilogue.operands]),
+        flops=problem.flops,
+    )
+
+
+def _kind(value: Tensor | float) -> str:
+    """ "number", "one" (a tensor of one element) or "rows"."""
+    if not isinstance(value, Tensor):
+        return "number"
+    return "one" if value.numel == 1 else "rows"
+
+
+__all__ = ["Activations", "RowsConfig", "emit_integer_product", "emit_product"]

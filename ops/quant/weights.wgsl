@@ -1,0 +1,61 @@
+{# What reads a packed weight; layout.py says how it lies. Import "with context".
+
+   Q: bits, group, groups (a row), words (a row), zero, zeros ("", "bytes" or "offsets"), half (the
+   scales' dtype is f16), at (the first row that is bound, a parameter's name or "").
+   Variables: weight, scales, zeros. Rows are counted from the first that is bound. #}
+{% set ROW = "n + " ~ p(Q.at) if Q.at else "n" %}
+{% set POWER = 16 if Q.bits == 4 else 256 %}
+{% macro quant_functions() %}
+{% if Q.half %}
+// An f16 by its bits: what is subnormal stays exact where unpack2x16float would flush it.
+fn half_of(word: u32, index: u32) -> f32 {
+    let half = (word >> ((index & 1u) * 16u)) & 0xffffu;
+    let size = half & 0x7fffu;
+    let value = select(
+        bitcast<f32>((size << 13u) + 0x38000000u), f32(size) * 5.9604644775390625e-8, size < 0x400u
+    );
+    return select(value, -value, half >= 0x8000u);
+}
+{% endif %}
+// The scale of group g of row n.
+fn scale_of(n: u32, g: u32) -> f32 {
+    let at = ({{ ROW }}) * {{ GROUPS }} + g;
+    return {{ "half_of(scales[at >> 1u], at)" if Q.half else "scales[at]" }};
+}
+{% if Q.zeros == "bytes" %}
+fn zero_of(n: u32, g: u32) -> u32 {
+    return (zeros[({{ ROW }}) * (({{ GROUPS }} + 3u) / 4u) + (g >> 2u)] >> ((g & 3u) * 8u)) & 255u;
+}
+{% else %}
+fn zero_of(n: u32, g: u32) -> u32 { return {{ Q.zero if not Q.zeros else 0 }}u; }
+{% endif %}
+{% if Q.zeros == "offsets" %}
+fn offset_of(n: u32, g: u32) -> f32 {
+    let at = ({{ ROW }}) * {{ GROUPS }} + g;
+    return {{ "half_of(zeros[at >> 1u], at)" if Q.half else "zeros[at]" }};
+}
+{% endif %}
+// A code c as the float 1 + c / {{ POWER }}: its bits are those of the mantissa, nothing is converted.
+fn center_of(n: u32, g: u32) -> f32 {
+    return bitcast<f32>(0x3f800000u | (zero_of(n, g) << {{ 23 - Q.bits }}u));
+}
+// Four neighbours in the lower {{ Q.bits }} bits of each byte, as such floats.
+fn four(word: u32) -> vec4<f32> {
+    let shifted = vec4<u32>({{ "word << 19u, word << 11u, word << 3u, word >> 5u" if Q.bits == 4 else "word << 15u, word << 7u, word >> 1u, word >> 9u" }});
+    return bitcast<vec4<f32>>((shifted & vec4<u32>({{ "0x00780000u" if Q.bits == 4 else "0x007f8000u" }})) | vec4<u32>(0x3f800000u));
+}
+{% endmacro %}
+
+{# Four neighbours from k on (a multiple of four) of row n, dequantized: for tiles. #}
+{% macro tile_function() %}
+fn weight_quad(n: u32, k: u32) -> vec4<f32> {
+    let g = {{ "0u" if Q.groups == 1 else "k / " ~ p("GROUP") }};
+    let word = weight[n * {{ WORDS }} + k / {{ 32 // Q.bits }}u]{{ " >> (k & 4u)" if Q.bits == 4 }};
+    let scale = scale_of(n, g) * {{ POWER }}.0;
+{% if Q.zeros == "offsets" %}
+    return (four(word) - vec4<f32>(1.0)) * scale + vec4<f32>(offset_of(n, g));
+{% else %}
+    return (four(word) - vec4<f32>(center_of(n, g))) * scale;
+{% endif %}
+}
+{% endmacro %}

@@ -1,0 +1,180 @@
+"""What torchao, ExecuTorch and PT2E leave of a quantized model runs from packed weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torchao.quantization import (
+    Int8DynamicActivationIntxWeightConfig,
+    Int8WeightOnlyConfig,
+    IntxWeightOnlyConfig,
+    quantize_,
+)
+from torchao.quantization.granularity import PerAxis, PerGroup
+from torchao.quantization.quant_primitives import MappingType
+
+from executorch_wgpu.backend.graph_reader import GraphReader
+from executorch_wgpu.backend.lowering import lower_chain
+from executorch_wgpu.backend.passes import run_passes
+from executorch_wgpu.serialization.dispatch_list import BufferKind
+
+import exports
+from harness import assert_close
+
+SYMMETRIC, ASYMMETRIC = MappingType.SYMMETRIC, MappingType.ASYMMETRIC
+
+
+def lowered(module, inputs, dynamic_shapes=None):
+    """(operators after the passes, program)."""
+    chain = run_passes(GraphReader(exports.edge(module, inputs, dynamic_shapes)).chain())
+    return [call.op for call in chain.calls], lower_chain(chain).program
+
+
+def constant_bytes(program):
+    """Bytes of the constants on the GPU, pieces of others left out."""
+    keys = {}
+    for buffer in program.buffers:
+        if buffer.kind is BufferKind.CONSTANT:
+            keys[buffer.data_key] = max(keys.get(buffer.data_key, 0), buffer.size)
+    return sum(keys.values())
+
+
+def run(module, inputs, rel=1e-3):
+    with torch.no_grad():
+        want = module(*inputs)
+    (got,) = exports.method(module, inputs).execute(list(inputs))
+    assert_close(got, want, abs_tol=rel * float(want.abs().max()) / 4, rel_tol=rel)
+
+
+def linear(k=256, n=96, bias=True, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(k, n, bias=bias))
+
+
+WEIGHT_ONLY = {
+    "4 bits, groups of 32": (torch.int4, PerGroup(32), SYMMETRIC),
+    "4 bits, groups of 64, asymmetric": (torch.int4, PerGroup(64), ASYMMETRIC),
+    "4 bits, groups of 128": (torch.int4, PerGroup(128), SYMMETRIC),
+    "4 bits, groups of 256": (torch.int4, PerGroup(256), ASYMMETRIC),
+    "4 bits, channels": (torch.int4, PerAxis(0), SYMMETRIC),
+    "8 bits, groups of 32": (torch.int8, PerGroup(32), SYMMETRIC),
+    "8 bits, channels": (torch.int8, PerAxis(0), SYMMETRIC),
+    "8 bits, groups of 64, asymmetric": (torch.int8, PerGroup(64), ASYMMETRIC),
+}
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("form", WEIGHT_ONLY)
+def test_weight_only(form, bias):
+    dtype, granularity, mapping = WEIGHT_ONLY[form]
+    module = linear(bias=bias)
+    quantize_(
+        module,
+        IntxWeightOnlyConfig(weight_dtype=dtype, granularity=granularity, mapping_type=mapping),
+    )
+    inputs = (torch.randn(3, 256),)
+    ops, program = lowered(module, inputs)
+    assert ops == ["wgpu.linear_q"]
+    bits = 4 if dtype is torch.int4 else 8
+    groups = 256 // granularity.group_size if isinstance(granularity, PerGroup) else 1
+    most = 96 * 256 * bits // 8 + 96 * groups * 4 + 4 * 96 * bias
+    if mapping is ASYMMETRIC:
+        most += 96 * -(-groups // 4) * 4
+    assert constant_bytes(program) == most
+    run(module, inputs)
+
+
+def test_int8_weight_only_multiplies_by_the_scale_afterwards():
+    module = linear()
+    quantize_(module, Int8WeightOnlyConfig())
+    inputs = (torch.randn(3, 256),)
+    ops, _ = lowered(module, inputs)
+    assert "wgpu.linear_q" in ops and not any("mm" in op for op in ops)
+    run(module, inputs)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 129])
+@pytest.mark.parametrize("k", [96, 288])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_dynamic_activations(bits, k, rows):
+    dtype = torch.int4 if bits == 4 else torch.int8
+    granularity = PerGroup(32) if bits == 4 else PerAxis(0)
+    module = linear(k)
+    quantize_(
+        module,
+        Int8DynamicActivationIntxWeightConfig(weight_dtype=dtype, weight_granularity=granularity),
+    )
+    inputs = (torch.randn(1, rows, k),)
+    ops, _ = lowered(module, inputs)
+    assert "wgpu.linear_8da" in ops
+    assert not any("dequantize" in op or "mm" in op for op in ops)
+    run(module, inputs)
+
+
+def test_an_odd_number_of_columns():
+    module = linear(77, 31)
+    quantize_(
+        module,
+        Int8DynamicActivationIntxWeightConfig(
+            weight_dtype=torch.int4, weight_granularity=PerAxis(0)
+        ),
+    )
+    inputs = (torch.randn(5, 77),)
+    assert "wgpu.linear_8da" in lowered(module, inputs)[0]
+    run(module, inputs)
+
+
+class Tied(nn.Module):
+    """An embedding and an output layer over one quantized table."""
+
+    def __init__(self, vocabulary=200, dim=64):
+        super().__init__()
+        self.table = nn.Linear(dim, vocabulary, bias=False)
+        quantize_(
+            self.table,
+            IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32)),
+        )
+
+    def forward(self, tokens):
+        weight = self.table.weight.dequantize()
+        return nn.functional.linear(nn.functional.embedding(tokens, weight), weight)
+
+
+def test_a_tied_table_is_one_constant():
+    module, tokens = Tied(), torch.tensor([3, 199, 0, 7])
+    ops, program = lowered(module, (tokens,))
+    assert sorted(ops) == ["wgpu.embedding_q", "wgpu.linear_q"]
+    assert constant_bytes(program) == 200 * 64 // 2 + 200 * 2 * 4
+    run(module, (tokens,))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 129])
+def test_live_rows(rows):
+    module = linear()
+    quantize_(module, IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32)))
+    shapes = ({0: torch.export.Dim("S", min=1, max=160)},)
+    method = exports.method(module, (torch.randn(3, 256),), shapes)
+    x = torch.randn(rows, 256)
+    (got,) = method.execute([x])
+    assert_close(got, module(x).detach())
+
+
+class Scaled(nn.Module):
+    """A dequantized constant that no product takes."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = linear(64, 8)[0]
+        quantize_(
+            self.linear, IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32))
+        )
+
+    def forward(self, x):
+        return self.linear.weight.dequantize() * x
+
+
+def test_what_does_not_match_stays_apart_and_right():
+    module, inputs = Scaled(), (torch.randn(8, 64),)
+    assert lowered(module, inputs)[0] == ["torchao.dequantize_affine.default", "aten.mul.Tensor"]
+    run(module, inputs)
