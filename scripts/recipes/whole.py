@@ -11,6 +11,7 @@ to ``max_seq_len``; the logits are those of the last token, of all S with ``gene
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -90,13 +91,17 @@ def build(
         kv_dtype: how KV caches are stored.
         track: goes through the names, to show progress.
 
-    Raises ValueError for a weight that is missing or of another shape.
+    Raises ValueError for a weight that is missing, has no place or is of another shape. Layers
+    beyond ``args.n_layers`` may be there.
     """
     model = Llama(args, kv_dtype)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     missing = shapes.keys() - weights.keys()
     if missing:
         raise ValueError(f"{len(missing)} weights are missing, such as {min(missing)!r}")
+    unknown = [n for n in weights if n not in shapes and not _is_beyond(n, args.n_layers)]
+    if unknown:
+        raise ValueError(f"{len(unknown)} weights have no place, such as {min(unknown)!r}")
     #: What makes it -> the parameter: tied weights have one maker.
     made: dict[Callable[[], Tensor], nn.Parameter] = {}
     for name in track(list(shapes)):
@@ -113,6 +118,12 @@ def build(
         setattr(model.get_submodule(owner), leaf, made[maker])
     store_weights(model)
     return model
+
+
+def _is_beyond(name: str, layers: int) -> bool:
+    """Whether a parameter is of a layer past the first ``layers``."""
+    found = re.match(r"layers\.(\d+)\.", name)
+    return found is not None and int(found[1]) >= layers
 
 
 def random_weights(args: ModelArgs, seed: int = 0, std: float = 0.05) -> dict[str, Any]:

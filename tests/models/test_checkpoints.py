@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,17 @@ def test_missing_and_misshapen_weights() -> None:
         whole.build(args, {**weights, "norm.weight": lambda: torch.zeros(3)})
 
 
+def test_a_weight_that_the_model_would_not_use() -> None:
+    """Such as a bias that the configuration does not mention. Later layers may be left out."""
+    args = checkpoints.llama.model_args(
+        dim=8, n_heads=2, n_kv_heads=1, hidden_dim=12, n_layers=2, attention_qkv_bias=True
+    )
+    weights = whole.random_weights(args)
+    whole.build(dataclasses.replace(args, n_layers=1), weights)
+    with pytest.raises(ValueError, match=r"3 weights have no place, such as 'layers\.0.*bias'"):
+        whole.build(dataclasses.replace(args, n_layers=1, attention_qkv_bias=False), weights)
+
+
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
@@ -231,3 +243,24 @@ def test_meta_refuses_unknown_fields(tmp_path: Path) -> None:
     paths = files.write_meta(tmp_path, c, reference.random_weights(c), flux=1)
     with pytest.raises(ValueError, match="flux"):
         meta.open_meta(*paths)
+    paths[1].write_text('{"dim": 24, "n_heads": 6}')
+    with pytest.raises(ValueError, match="does not say n_layers"):
+        meta.open_meta(*paths)
+    (tmp_path / "consolidated.01.pth").touch()
+    paths[1].write_text('{"dim": 24, "n_heads": 6, "n_layers": 2}')
+    with pytest.raises(UnsupportedModelError, match="several files"):
+        meta.open_meta(*paths)
+
+
+def test_malformed_files(tmp_path: Path) -> None:
+    c = reference.config("llama")
+    files.write_hf(tmp_path, {"model_type": "llama"}, reference.random_weights(c))
+    with pytest.raises(ValueError, match=r"config\.json has no 'num_attention_heads'"):
+        hf.open_hf(tmp_path)
+    files.write_hf(tmp_path, c, reference.random_weights(c))
+    (tmp_path / "model.safetensors").write_bytes(b"no such thing" * 9)
+    with pytest.raises(ValueError, match="no safetensors file"):
+        hf.open_hf(tmp_path)
+    (tmp_path / "x.gguf").write_bytes(b"no such thing" * 9)
+    with pytest.raises(ValueError, match="GGUF"):
+        gguf_files.open_gguf(tmp_path / "x.gguf")

@@ -55,7 +55,10 @@ def open_hf(folder: str | Path) -> Checkpoint:
     if kind not in _MODEL_TYPES:
         known = ", ".join(_MODEL_TYPES)
         raise UnsupportedModelError(f"{folder}: model_type {kind!r}; supported: {known}")
-    args = {**_MODEL_TYPES[kind], **_model_args(config)}
+    try:
+        args = {**_MODEL_TYPES[kind], **_model_args(config)}
+    except KeyError as error:
+        raise ValueError(f"{folder}: config.json has no {error}") from error
     sources = _tensors(folder)
     dtypes: set[torch.dtype] = set()
     weights: dict[str, Callable[[], Tensor]] = {}
@@ -158,18 +161,26 @@ class _Source:
 
 def _tensors(folder: Path) -> dict[str, _Source]:
     """Every tensor of the folder's safetensors files, by name."""
-    from safetensors import safe_open
-
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         names = json.loads(index.read_text())["weight_map"]
-        opened = {file: safe_open(folder / file, "pt") for file in sorted({*names.values()})}
+        opened = {file: _open(folder / file) for file in sorted({*names.values()})}
         return {name: _Source(opened[file], name) for name, file in names.items()}
     path = folder / "model.safetensors"
     if not path.is_file():
         raise FileNotFoundError(f"{folder}: neither model.safetensors nor its index is there")
-    file = safe_open(path, "pt")
+    file = _open(path)
     return {name: _Source(file, name) for name in list(file.keys())}
+
+
+def _open(path: Path) -> Any:
+    """Raises FileNotFoundError, and ValueError for a file of another format."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(path, "pt")
+    except SafetensorError as error:
+        raise ValueError(f"{path}: no safetensors file: {error}") from error
 
 
 def _place(

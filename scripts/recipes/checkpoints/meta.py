@@ -41,6 +41,12 @@ def open_meta(
         raise UnsupportedModelError(
             f"{params}: mixtures of experts, quantized and LoRA checkpoints are not supported"
         )
+    lost = sorted({"dim", "n_layers", "n_heads"} - fields.keys())
+    if lost:
+        raise ValueError(f"{params}: it does not say {', '.join(lost)}")
+    folder = Path(checkpoint).parent
+    if (folder / "consolidated.01.pth").exists():
+        raise UnsupportedModelError(f"{folder}: weights that are split over several files")
     tensors = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True)
     tensors = tensors.get("model", tensors)
     # Llama 2 was saved with its table of rotary frequencies.
@@ -56,7 +62,6 @@ def open_meta(
     first = tensors.get("layers.0.feed_forward.w1.weight")
     if "hidden_dim" not in fields and first is not None:
         fields["hidden_dim"] = first.shape[0]
-    folder = Path(checkpoint).parent
     return Checkpoint(
         name=folder.resolve().name,
         args={"n_kv_heads": fields.get("n_heads"), **fields},
