@@ -35,6 +35,12 @@ class CompileOptions:
             as a whole is not concerned. See backend/worth.py.
         external_constants: weights go to a ``.ptd`` file of this name beside the ``.pte`` ("" for
             none): ``program.write_tensor_data_to_file(folder)`` writes it.
+        share_state: a group ("" for none). States of equal name in methods of one group are one
+            state: what one method writes, the others read. Their dtype, shape and initial content
+            must be equal.
+        feedback: pairs of an output's position and an input's name: the value may stay on the GPU
+            from one call of the method to the next, as the token that was chosen. For a method
+            that is one delegate.
     """
 
     operator_allowlist: tuple[str, ...] | None = None
@@ -43,6 +49,8 @@ class CompileOptions:
     module_blocklist: tuple[str, ...] = ()
     call_cost_us: float = CALL_COST_US
     external_constants: str = ""
+    share_state: str = ""
+    feedback: tuple[tuple[int | str, str], ...] = ()
 
     def __post_init__(self) -> None:
         """Raises TypeError or ValueError, naming the option."""
@@ -63,6 +71,14 @@ class CompileOptions:
             )
         if set(self.external_constants) & set("/\\"):
             raise ValueError(f"external_constants: a name, no path: {self.external_constants!r}")
+
+        if not isinstance(self.share_state, str):
+            raise TypeError(f"share_state: expected a name, got {type(self.share_state).__name__}")
+        pairs = tuple(tuple(pair) for pair in self.feedback)
+        for pair in pairs:
+            if [type(part) for part in pair] not in ([int, str], [str, str]):
+                raise TypeError(f"feedback: expected (output, name of an input), got {pair!r}")
+        object.__setattr__(self, "feedback", pairs)
 
     # -- what the partitioner asks -----------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 
 import torch
@@ -44,9 +45,19 @@ class WgpuPartitioner(Partitioner):
         """Tag nodes with the delegate they go to, constants and owned states with them."""
         plan = plan_partitions(exported_program, self.options)
         tags = {}
+        spec = self.delegation_spec
+        if self.options.feedback:
+            if plan.reasons or len(plan.groups) != 1:
+                raise ValueError(
+                    f"feedback: the method must be one delegate, and it would be "
+                    f"{len(plan.groups)}\n"
+                    f"{explain_plan(exported_program, plan.groups, plan.reasons)}"
+                )
+            options = _named_feedback(exported_program, self.options)
+            spec = DelegationSpec(WgpuBackend.__name__, options.to_specs())
         for index, nodes in enumerate(plan.groups):
             tag = f"wgpu_{index}"
-            tags[tag] = self.delegation_spec
+            tags[tag] = spec
             for node in nodes:
                 node.meta["delegation_tag"] = tag
         for node in plan.kept:
@@ -85,6 +96,20 @@ def explain_program(program: ExportedProgram, options: CompileOptions | None = N
         program = _edge_twin(program)
     plan = plan_partitions(program, options)
     return explain_plan(program, plan.groups, plan.reasons)
+
+
+def _named_feedback(program: ExportedProgram, options: CompileOptions) -> CompileOptions:
+    """The options with outputs by the names of their nodes, which keep them in a delegate whose
+    outputs have an order of their own. Raises ValueError for an output that there is not."""
+    outputs = program.graph_signature.user_outputs
+    pairs = []
+    for output, name in options.feedback:
+        if isinstance(output, int):
+            if not 0 <= output < len(outputs):
+                raise ValueError(f"feedback: there is no output {output}, but {len(outputs)}")
+            output = str(outputs[output])
+        pairs.append((output, name))
+    return dataclasses.replace(options, feedback=tuple(pairs))
 
 
 def _zero_states(program: ExportedProgram) -> frozenset[str]:

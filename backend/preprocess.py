@@ -20,10 +20,32 @@ from executorch_wgpu.serialization.writer import serialize
 DATA_ALIGNMENT = 64
 
 
-def lower_program(program: ExportedProgram) -> LoweredProgram:
+def lower_program(
+    program: ExportedProgram, options: CompileOptions | None = None
+) -> LoweredProgram:
     """An exported program in edge dialect, all of whose nodes are supported, as a dispatch list.
-    Raises what ``GraphReader.chain`` and ``lower_chain`` raise."""
-    return lower_chain(run_passes(GraphReader(program).chain()))
+    Raises what ``GraphReader.chain`` and ``lower_chain`` raise, and ValueError for a feedback pair
+    whose output or input is not the delegate's."""
+    chain = GraphReader(program).chain()
+    if options is not None:
+        chain.share_state = options.share_state
+        chain.feedback = _feedback(program, options)
+    return lower_chain(run_passes(chain))
+
+
+def _feedback(program: ExportedProgram, options: CompileOptions) -> list[tuple[int, int]]:
+    """The feedback pairs by position among the delegate's outputs and inputs."""
+    outputs = [str(name) for name in program.graph_signature.user_outputs]
+    inputs = [str(name) for name in program.graph_signature.user_inputs]
+    pairs = []
+    for output, name in options.feedback:
+        if output not in outputs or name not in inputs:
+            raise ValueError(
+                f"feedback of {output} to {name}: no such pair: the delegate gives "
+                f"{', '.join(outputs) or 'nothing'} and takes {', '.join(inputs) or 'nothing'}"
+            )
+        pairs.append((outputs.index(str(output)), inputs.index(name)))
+    return pairs
 
 
 class WgpuBackend(BackendDetails):
@@ -42,7 +64,7 @@ class WgpuBackend(BackendDetails):
     ) -> PreprocessResult:
         """Lower one partition: the blob is the dispatch list, weights go to the named data."""
         options = CompileOptions.from_specs(compile_specs)
-        lowered = lower_program(edge_program)
+        lowered = lower_program(edge_program, options)
         # Weights are read when the file is written. Initial values of states are copied: whoever
         # runs the module in between changes them.
         states = {b.data_key for b in lowered.program.buffers if b.kind is BufferKind.STATE}
