@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from executorch_wgpu.backend.planner import plan_scratch
 from executorch_wgpu.ops.builder import Builder, DispatchSpec, RouteSpec, shader_digest
 from executorch_wgpu.ops.call import OpChain
+from executorch_wgpu.ops.joined import JoinedRows
 from executorch_wgpu.ops.tensor import Storage, Tensor, contiguous_strides
 from executorch_wgpu.serialization.dispatch_list import (
     NONE,
@@ -43,11 +44,11 @@ def producer() -> str:
 
 
 def storage_bytes(data: Any) -> np.ndarray:
-    """``data`` (a torch tensor on the CPU) in storage layout, as a flat array of whole words.
-    Raises ValueError for an int64 that does not fit 32 bits."""
+    """``data`` (a torch tensor on the CPU, or JoinedRows of them) in storage layout, as a flat
+    array of whole words. Raises ValueError for an int64 that does not fit 32 bits."""
     import torch
 
-    data = data.detach().contiguous()
+    data = data.tensor() if isinstance(data, JoinedRows) else data.detach().contiguous()
     if data.dtype == torch.int64:
         if data.numel() and (int(data.max()) > 2**31 - 1 or int(data.min()) < -(2**31)):
             raise ValueError("an int64 constant does not fit 32 bits")
@@ -65,12 +66,42 @@ def storage_bytes(data: Any) -> np.ndarray:
     return data.reshape(-1).numpy()
 
 
+class ConstantData(Mapping[str, np.ndarray]):
+    """Named-data key -> content in storage layout. Where that is not what lies in memory already
+    (JoinedRows), it is made each time that it is asked for, and held by nobody."""
+
+    def __init__(self) -> None:
+        self._sources: dict[str, Any] = {}
+        self._sizes: dict[str, int] = {}
+
+    def add(self, data: Any) -> str:
+        """The key of ``data``, what :func:`storage_bytes` takes, which is kept."""
+        content = storage_bytes(data)
+        digest = hashlib.blake2b(content.data, digest_size=16).hexdigest()
+        key = f"wgpu/{digest}"
+        self._sources[key], self._sizes[key] = data, content.nbytes
+        return key
+
+    def size(self, key: str) -> int:
+        """Bytes of a content."""
+        return self._sizes[key]
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        return storage_bytes(self._sources[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+
 def build_program(
     b: Builder,
     chain: OpChain,
     inputs: Sequence[Tensor | None],
     outputs: Sequence[Tensor | None],
-) -> tuple[Program, dict[str, np.ndarray]]:
+) -> tuple[Program, ConstantData]:
     """The program that ``b`` collected, and the content of its constants by named-data key.
     ``inputs``/``outputs`` are parallel to the chain's, None for ints."""
     return _Build(b, chain).run(inputs, outputs)
@@ -80,7 +111,7 @@ class _Build:
     def __init__(self, b: Builder, chain: OpChain) -> None:
         self.b = b
         self.chain = chain
-        self.data: dict[str, np.ndarray] = {}
+        self.data = ConstantData()
         #: id of a torch tensor, which its storage keeps alive, -> key in ``data``.
         self.keys: dict[int, str] = {}
         self.buffers: list[Buffer] = []
@@ -92,7 +123,7 @@ class _Build:
 
     def run(
         self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None]
-    ) -> tuple[Program, dict[str, np.ndarray]]:
+    ) -> tuple[Program, ConstantData]:
         b, chain = self.b, self.chain
         used = {
             storage
@@ -193,12 +224,9 @@ class _Build:
         return self.buffer_of[storage]
 
     def _data_key(self, data: Any) -> str:
-        """The key of ``data`` (a torch tensor) in the named data, where its bytes are put."""
+        """The key of ``data`` (a torch tensor or JoinedRows) in the named data."""
         if id(data) not in self.keys:
-            content = storage_bytes(data)
-            digest = hashlib.blake2b(content.data, digest_size=16).hexdigest()
-            self.keys[id(data)] = f"wgpu/{digest}"
-            self.data[self.keys[id(data)]] = content
+            self.keys[id(data)] = self.data.add(data)
         return self.keys[id(data)]
 
     def _step(self, routes: Sequence[RouteSpec]) -> Step:

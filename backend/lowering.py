@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from executorch_wgpu.backend.build import build_program
+from executorch_wgpu.backend.build import ConstantData, build_program
 from executorch_wgpu.ops import registry
 from executorch_wgpu.ops.builder import Builder
 from executorch_wgpu.ops.call import ChainInput, OpCall, OpChain, Origin, Value
@@ -21,7 +20,7 @@ class LoweredProgram:
     in storage layout."""
 
     program: Program
-    data: Mapping[str, Any]
+    data: ConstantData
 
 
 def lower_chain(chain: OpChain) -> LoweredProgram:

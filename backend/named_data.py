@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,23 @@ class ArrayData(FileBackedData):
 
     ExecuTorch keeps named data as bytes, which a weight would have to be copied into, or as this
     class, whose bytes lie elsewhere: on disk in its own use, in the exported program's tensor
-    here. So lowering takes no memory for weights. As with the constants that ExecuTorch writes
-    itself, a weight that is changed between lowering and ``to_executorch`` is written changed.
+    here, or in several of them, which are put together while they are written. So lowering takes
+    no memory for weights. As with the constants that ExecuTorch writes itself, a weight that is
+    changed between lowering and ``to_executorch`` is written changed.
     """
 
-    def __init__(self, array: np.ndarray, identity: str) -> None:
-        """``array`` is contiguous. ``identity`` tells contents apart: equal ones have equal
-        identities, others have others."""
-        self._bytes = memoryview(array.reshape(-1).view(np.uint8))
+    def __init__(self, read: Callable[[], np.ndarray], size: int, identity: str) -> None:
+        """``read`` gives the content, ``size`` bytes, contiguous. ``identity`` tells contents
+        apart: equal ones have equal identities, others have others."""
+        self._read, self._size = read, size
         self._digest = hashlib.sha256(identity.encode()).digest()
 
+    @property
+    def _bytes(self) -> memoryview:
+        return memoryview(self._read().reshape(-1).view(np.uint8))
+
     def __len__(self) -> int:
-        return len(self._bytes)
+        return self._size
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ArrayData:
         return self

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import numpy as np
 from executorch.exir._serialize._named_data_store import NamedDataStore
 from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
@@ -69,10 +72,13 @@ class WgpuBackend(BackendDetails):
         # runs the module in between changes them.
         states = {b.data_key for b in lowered.program.buffers if b.kind is BufferKind.STATE}
         store = NamedDataStore()
-        for key, content in lowered.data.items():
+        for key in lowered.data:
+            read = partial(lowered.data.__getitem__, key)
+            if key in states:
+                read = partial(_same, lowered.data[key].copy())
             store.add_named_data(
                 key,
-                ArrayData(content.copy() if key in states else content, identity=key),
+                ArrayData(read, lowered.data.size(key), identity=key),
                 alignment=DATA_ALIGNMENT,
                 external_tag=options.external_constants or None,
             )
@@ -81,3 +87,7 @@ class WgpuBackend(BackendDetails):
             debug_handle_map=debug_handle_map(lowered.program),
             data_store_output=store.get_named_data_store_output(),
         )
+
+
+def _same(array: np.ndarray) -> np.ndarray:
+    return array

@@ -5,6 +5,7 @@ Nothing here knows FX: ``backend/fx_adapter.py`` is one source of such chains.""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ class Value:
     """A tensor of the chain: dtype and shape are known, the layout is the lowering's to choose.
 
     ``constant`` is the torch tensor of a parameter or constant buffer (so that passes can read
-    it), None otherwise. Identity is the object's.
+    it), JoinedRows of several, None otherwise. Identity is the object's.
     """
 
     __slots__ = ("constant", "dtype", "name", "shape")
@@ -46,6 +47,38 @@ class Origin:
     module_path: str = ""
     debug_handle: int = NONE
     debug_handles: tuple[int, ...] = ()
+
+    @staticmethod
+    def of_several(op: str, origins: Sequence[Origin], path: str | None = None) -> Origin:
+        """The origin of a call that does what calls from ``origins`` did. Its module path is
+        ``path`` or what theirs have in common, see :func:`common_path`."""
+        handles: list[int] = []
+        for origin in origins:
+            own = (origin.debug_handle,) if origin.debug_handle != NONE else ()
+            handles += origin.debug_handles or own
+        handles = list(dict.fromkeys(handles))
+        several = tuple(handles) if len(handles) > 1 else ()
+        if path is None:
+            path = common_path([origin.module_path for origin in origins])
+        return Origin(op, path, handles[0] if handles else NONE, several)
+
+
+def common_path(paths: Sequence[str]) -> str:
+    """What dotted names have in common; where they differ in one part only, with all of its forms:
+    ``layers.0.attention.wq+wk+wv``."""
+    unique = [path.split(".") for path in dict.fromkeys(paths)]
+    first, shortest = unique[0], min(len(parts) for parts in unique)
+    if len(unique) == 1:
+        return ".".join(first)
+    start = end = 0
+    while start < shortest and all(parts[start] == first[start] for parts in unique):
+        start += 1
+    while end < shortest - start and all(p[-1 - end] == first[-1 - end] for p in unique):
+        end += 1
+    if any(len(parts) != start + 1 + end for parts in unique):
+        return ".".join(first[:start])
+    forms = "+".join(parts[start] for parts in unique)
+    return ".".join([*first[:start], forms, *first[start + 1 :]])
 
 
 @dataclass

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
+from executorch_wgpu.ops import registry
 from executorch_wgpu.ops.call import OpCall, OpChain, Value
 from executorch_wgpu.ops.symbolic import Scalar
 
 
 class ChainIndex:
-    """A snapshot of a chain's def-use relation. A pass that changes the chain makes a new one."""
+    """A snapshot of a chain's def-use relation. A pass that changes the chain makes a new one.
+
+    ``users`` names a call once for each time that it reads a value; ``leaving``: what is an output
+    or the last version of a state; ``versions``: every version of every state.
+    """
 
     def __init__(self, chain: OpChain) -> None:
         self.producer: dict[Value, OpCall] = {}
         self.users: dict[Value, list[OpCall]] = {}
         self.leaving: set[Value] = set()
         self.position: dict[int, int] = {}
+        self.versions: set[Value] = {*chain.states, *chain.results.values()}
         for position, call in enumerate(chain.calls):
             self.position[id(call)] = position
-            for value in call.outputs:
+            for output, value in enumerate(call.outputs):
                 self.producer[value] = call
+                if output in call.mutates:
+                    self.versions.add(value)
             for value in call.input_values():
                 self.users.setdefault(value, []).append(call)
         for item in [*chain.outputs, *chain.results.values()]:
@@ -32,6 +40,27 @@ class ChainIndex:
             return None
         call = self.producer.get(value)
         return call if call is not None and call.op in ops else None
+
+    def only_user(self, value: Value) -> OpCall | None:
+        """The one call that reads ``value`` (maybe several times); None when there are others, or
+        none, or when the value leaves."""
+        users = self.users.get(value, [])
+        same = bool(users) and all(user is users[0] for user in users)
+        return users[0] if same and value not in self.leaving else None
+
+    def reads_state(self, call: OpCall) -> bool:
+        """Whether an operand is (a view of) a version of a state. Such a call is not moved past
+        others: the state would be copied where it could have been updated in place."""
+        return any(self._root(value) in self.versions for value in call.input_values())
+
+    def _root(self, value: Value) -> Value:
+        """What ``value`` is a view of."""
+        while (call := self.producer.get(value)) is not None:
+            entry = registry.lowering_of(call.op)
+            if entry is None or not entry.views or value in self.versions:
+                break
+            value = call.input_values()[0]
+        return value
 
 
 _VIEWS = (

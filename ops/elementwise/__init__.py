@@ -1,3 +1,3 @@
 """Pointwise operators, reductions over the last dimensions, and copies."""
 
-from executorch_wgpu.ops.elementwise import operators, reduce  # noqa: F401
+from executorch_wgpu.ops.elementwise import fused, operators, reduce  # noqa: F401

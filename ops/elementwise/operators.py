@@ -85,7 +85,7 @@ class Pointwise:
         tensors: list[Tensor] = []
         names: dict[str, str] = {}
         for name in self.operands:
-            operand = _folded(call[name])
+            operand = number_in(call[name])
             if isinstance(operand, Tensor):
                 target = DType.BOOL if name == "condition" else dtype
                 names[name] = convert(f"a{len(tensors)}", operand.dtype, target)
@@ -99,13 +99,19 @@ class Pointwise:
         return out
 
 
-def _folded(operand: Any) -> Any:
-    """A 0-dim constant as the number it holds; anything else, and what has no literal, as is."""
-    if not isinstance(operand, Tensor) or operand.rank or operand.storage.data is None:
+def number_in(operand: Any) -> Any:
+    """The number that a 0-dim constant (Tensor or Value) holds; anything else, and what has no
+    literal, as is."""
+    if isinstance(operand, Value) and operand.rank == 0:
+        data = operand.constant
+    elif isinstance(operand, Tensor) and operand.rank == 0:
+        constant = operand.storage.kind is BufferKind.CONSTANT
+        data = operand.storage.data if constant else None
+    else:
         return operand
-    if operand.storage.kind is not BufferKind.CONSTANT:
+    if data is None:
         return operand
-    number = operand.storage.data.reshape(-1)[0].item()
+    number = data.reshape(-1)[0].item()
     return number if isinstance(number, int) or math.isfinite(number) else operand
 
 

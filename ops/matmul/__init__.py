@@ -1,3 +1,3 @@
 """Matrix products: mm, addmm, bmm, linear."""
 
-from executorch_wgpu.ops.matmul import operators  # noqa: F401
+from executorch_wgpu.ops.matmul import fused, operators  # noqa: F401

@@ -35,7 +35,8 @@ def emit_matmul(
 
     ``a`` [B, M, K] and ``w`` [B, N, K]: any strides, sizes may be live. ``out``: contiguous from
     offset 0, B * M * N elements, in a storage of its own. Each has a float dtype of its own; the
-    arithmetic is f32. ``name`` opens the labels of the dispatches.
+    arithmetic is f32. ``name`` opens the labels of the dispatches. With ``epilogue.pairs``: ``w``
+    contiguous along k, B * M * N / 2 elements; raises ValueError for another ``w``.
     """
     a, w = _fold_batch(a, w, epilogue)
     if reads_along_k(Problem(name, a, w, out)) and is_vector(w, 2) and not is_vector(a, 2):
@@ -43,7 +44,7 @@ def emit_matmul(
         a = materialize(b, a, f"{name}_rows")
     problem = Problem(name, a, w, out, epilogue)
     choices = _choices(b, problem)
-    pieces = row_pieces(b, w, 1)
+    pieces = row_pieces(b, w, 1, problem.group)
     limits = () if pieces is None else whole_limits(w)
     routes = [RouteSpec(c.name, [c.make(problem)], c.guard, limits=limits) for c in choices]
     for c in choices if pieces else ():

@@ -76,6 +76,7 @@ def gemm_dispatch(b: Builder, problem: Problem, config: TileConfig) -> DispatchS
     epilogue = describe_epilogue(problem, params, reads)
     vector_out = all(value % 4 == 0 for value in (problem.n, problem.out_n))
     vector_out = vector_out and problem.out.storage.size_bytes >= 16
+    vector_out = vector_out and not problem.epilogue.pairs
     return b.dispatch(
         "matmul/gemm.wgsl",
         f"{problem.name}_gemm_{config.bm}x{config.bn}",

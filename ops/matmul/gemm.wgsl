@@ -167,7 +167,15 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
         let row = (batch * {{ M }} + m) * {{ OUT_N }};
         var n = n0 + tx * 4u;
 {% for j in range(NJ) %}
-{% if OUT_VECTOR %}
+{% if PAIRS %}
+{% for c in (0, 2) %}
+        if (n + {{ c }}u < {{ N }}) {
+            let column = n / 2u + {{ c // 2 }}u;
+            let both = vec2<f32>(acc{{ i }}_{{ j }}[{{ c }}], acc{{ i }}_{{ j }}[{{ c + 1 }}]);
+            {{ store("row + column", "finish(both.x, both.y, batch, m, column)") }}
+        }
+{% endfor %}
+{% elif OUT_VECTOR %}
         if (n < {{ N }}) {
             let result = vec4<f32>(
 {% for c in range(4) %}

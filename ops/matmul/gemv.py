@@ -34,17 +34,18 @@ class RowsConfig:
     unroll: int
 
     @staticmethod
-    def choose(units: int, n: int, m_tile: int) -> RowsConfig:
-        """``units``: loads a row of w takes. ``n``: rows of w. ``m_tile``: rows of a. Chosen by
-        sweeps on an H200; there the neighbours are within some percent."""
+    def choose(units: int, n: int, m_tile: int, group: int = 1) -> RowsConfig:
+        """``units``: loads a row of w takes. ``n``: rows of w. ``m_tile``: rows of a. ``group``:
+        rows of w that have to stay together. Chosen by sweeps on an H200; there the neighbours
+        are within some percent."""
         if units < 64:
             # Rows too short for a workgroup: several share it. Each result has a lane to store it.
             lanes = max(8, 1 << max(units - 1, 0).bit_length())
-            return RowsConfig(lanes, 1, 64 // lanes, 1)
+            return RowsConfig(lanes, group, 64 // lanes, 1)
         lanes = 64 if units < 256 or (m_tile > 1 and n >= 2048) else 128
         rows = 2 if m_tile > 4 or (lanes == 64 and m_tile == 1 and n >= 16384) else 1
         most = 4 if m_tile == 1 else 2 if m_tile <= 4 else 1
-        return RowsConfig(lanes, rows, 1, max(1, min(most, units // lanes)))
+        return RowsConfig(lanes, max(rows, group), 1, max(1, min(most, units // lanes)))
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,8 @@ def gemv_dispatch(b: Builder, problem: Problem, m_tile: int) -> DispatchSpec:
     are multiplied with one reading of ``w``, 1 to 8."""
     if reads_along_k(problem):
         return _rows(b, problem, m_tile)
+    if problem.epilogue.pairs:
+        raise ValueError(f"{problem.name}: pairs of rows of a w that is not read along k")
     return _columns(b, problem, m_tile)
 
 
@@ -96,7 +99,9 @@ def _rows(
         for half in [is_half(tensor.dtype)]
     )
     units = problem.k // width
-    config = config or RowsConfig.choose(upper_bound(units), upper_bound(problem.n), m_tile)
+    config = config or RowsConfig.choose(
+        upper_bound(units), upper_bound(problem.n), m_tile, problem.group
+    )
     workgroup = config.lanes * config.slices
     return _dispatch(
         b,

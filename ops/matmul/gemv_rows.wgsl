@@ -3,9 +3,14 @@
 
    UNITS: k in loads of w, of WIDTH elements: one, or four, or eight of 16 bits (a is then read four
    at a time, or eight as well). A workgroup serves SLICES * R rows of w; tiles of M_TILE rows cover M
-   (TILED: more than one). UNROLL: loads of a row in flight at once. R * M_TILE is at most LANES. #}
+   (TILED: more than one). UNROLL: loads of a row in flight at once. PAIRS: two rows of w, side by
+   side, give one element of the result; R is even. A lane stores one element: R * M_TILE, half of
+   it for pairs, is at most LANES. #}
 {% from "matmul/operands.wgsl" import at, step, load, store, functions with context %}
 {% set OUTS = M_TILE * R %}
+{# Sums to an element of the result, and elements that the group stores for a row of a. #}
+{% set GROUP = 2 if PAIRS else 1 %}
+{% set STORED = R // GROUP %}
 {# Lanes whose sums are left after the first round of adding up: each adds LANES / LEFT. #}
 {% set LEFT = [LANES // 8, 1] | max if LANES <= 64 else 16 %}
 {% set PARTS = WIDTH // 4 if A.vector else 1 %}
@@ -91,15 +96,17 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {% endfor %}
     }
     workgroupBarrier();
-    let m = m0 + first / {{ R }}u;
-    let n = n0 + first % {{ R }}u;
-    if (first < {{ OUTS }}u && m < {{ M }} && n < {{ N }}) {
+    let m = m0 + first / {{ STORED }}u;
+    let n = n0{{ " / 2u" if PAIRS }} + first % {{ STORED }}u;
+    if (first < {{ M_TILE * STORED }}u && m < {{ M }} && n < {{ N }}{{ " / 2u" if PAIRS }}) {
         let start = slice * {{ LANES }}u;
-        let total = partial[first][start]
+{% for o in range(GROUP) %}
+        let total{{ o }} = partial[first * {{ GROUP }}u + {{ o }}u][start]
 {%- for part in range(1, LEFT) %}
 
-            + partial[first][start + {{ part }}u]
+            + partial[first * {{ GROUP }}u + {{ o }}u][start + {{ part }}u]
 {%- endfor %};
-        {{ store("(batch * %s + m) * %s + n" % (M, OUT_N), "finish(total, batch, m, n)") }}
+{% endfor %}
+        {{ store("(batch * %s + m) * %s + n" % (M, OUT_N), "finish(total0, %sbatch, m, n)" % ("total1, " if PAIRS else "")) }}
     }
 }

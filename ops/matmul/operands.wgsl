@@ -29,10 +29,12 @@
 {{ write_one("out", OUT_CODEC, index, value) }}
 {%- endmacro %}
 
-{# Functions that the other macros call, and finish(): the epilogue of one sum. #}
+{# Functions that the other macros call, and finish(): the epilogue of one sum, or (PAIRS) of two,
+   for column n of the result. #}
 {% macro functions() %}
 {{ half_functions(CODECS) }}
-fn finish(acc: f32, batch: u32, m: u32, n: u32) -> f32 {
+{{ EPILOGUE_HELPER }}
+fn finish(acc: f32, {{ "acc1: f32, " if PAIRS }}batch: u32, m: u32, n: u32) -> f32 {
 {% for o in EPILOGUE_OPERANDS %}
     let e{{ loop.index0 }} = {{ load(o, at(o, ["batch", "m", "n"])) }};
 {% endfor %}

@@ -13,11 +13,23 @@ from executorch_wgpu.ops.symbolic import Scalar, Sym, product
 from executorch_wgpu.ops.templates import float_literal
 from executorch_wgpu.ops.tensor import Tensor
 
-_floats = only_dtypes(FLOATS)
+floats = only_dtypes(FLOATS)
 
 
-def _batch_of_one(x: Tensor) -> Tensor:
+def batch_of_one(x: Tensor) -> Tensor:
+    """[M, N] as [1, M, N]."""
     return x.with_layout((1, *x.shape), (0, *x.strides))
+
+
+def as_rows(b: Builder, x: Tensor) -> Tensor:
+    """``x`` [..., K] as [1, M, K], copied where strides cannot say it."""
+    rows: tuple[Scalar, ...] = (1, product(x.shape[:-1]), x.shape[-1])
+    flat = x.try_view(rows)
+    if flat is None:
+        flat = materialize(b, x, "linear_rows").try_view(rows)
+    if flat is None:
+        raise AssertionError(f"{x.shape} contiguous has no view {rows}")
+    return flat
 
 
 def _swap(x: Tensor) -> Tensor:
@@ -26,16 +38,16 @@ def _swap(x: Tensor) -> Tensor:
     return x.permute([*dims[:-2], dims[-1], dims[-2]])
 
 
-@register("aten.mm.default", supports=_floats, converts=True)
+@register("aten.mm.default", supports=floats, converts=True)
 def mm(b: Builder, call: OpCall) -> Tensor:
     """``self`` [M, K] times ``mat2`` [K, N]."""
     a, other = call["self"], call["mat2"]
     out = b.empty(call.outputs[0].shape, call.outputs[0].dtype, "mm")
-    emit_matmul(b, "mm", _batch_of_one(a), _batch_of_one(_swap(other)), out)
+    emit_matmul(b, "mm", batch_of_one(a), batch_of_one(_swap(other)), out)
     return out
 
 
-@register("aten.bmm.default", supports=_floats, converts=True)
+@register("aten.bmm.default", supports=floats, converts=True)
 def bmm(b: Builder, call: OpCall) -> Tensor:
     """``self`` [B, M, K] times ``mat2`` [B, K, N]."""
     out = b.empty(call.outputs[0].shape, call.outputs[0].dtype, "bmm")
@@ -55,7 +67,7 @@ def _scalars(call: OpCall) -> str | None:
     return None
 
 
-@register("aten.addmm.default", supports=all_of(_floats, _scalars), converts=True)
+@register("aten.addmm.default", supports=all_of(floats, _scalars), converts=True)
 def addmm(b: Builder, call: OpCall) -> Tensor:
     """``beta * self + alpha * (mat1 @ mat2)``; ``self`` broadcasts to [M, N]. With a beta of 0
     ``self`` is not read, as in PyTorch (its NaNs do not count)."""
@@ -68,11 +80,11 @@ def addmm(b: Builder, call: OpCall) -> Tensor:
         text += " + e0" if beta == 1 else f" + {float_literal(beta)} * e0"
         operands = (call["self"],)
     epilogue = Epilogue(text, operands)
-    emit_matmul(b, "addmm", _batch_of_one(a), _batch_of_one(_swap(other)), out, epilogue)
+    emit_matmul(b, "addmm", batch_of_one(a), batch_of_one(_swap(other)), out, epilogue)
     return out
 
 
-@register("aten.linear.default", supports=_floats, converts=True)
+@register("aten.linear.default", supports=floats, converts=True)
 def linear(b: Builder, call: OpCall) -> Tensor:
     """``input`` [..., K] times ``weight`` [N, K] (or [K], without an N in the result) transposed,
     plus ``bias`` [N] or None."""
@@ -80,12 +92,7 @@ def linear(b: Builder, call: OpCall) -> Tensor:
     out = b.empty(call.outputs[0].shape, call.outputs[0].dtype, "linear")
     if weight.rank == 1:
         weight = weight.with_layout((1, *weight.shape), (0, *weight.strides))
-    rows: tuple[Scalar, ...] = (1, product(x.shape[:-1]), x.shape[-1])
-    flat = x.try_view(rows)
-    if flat is None:
-        flat = materialize(b, x, "linear_rows").try_view(rows)
-    if flat is None:
-        raise AssertionError(f"{x.shape} contiguous has no view {rows}")
+    flat = as_rows(b, x)
     epilogue = Epilogue() if bias is None else Epilogue("acc + e0", (bias,))
-    emit_matmul(b, "linear", flat, _batch_of_one(weight), out, epilogue)
+    emit_matmul(b, "linear", flat, batch_of_one(weight), out, epilogue)
     return out

@@ -40,10 +40,11 @@ def whole_limits(tensor: Tensor) -> tuple[tuple[str, int], ...]:
     return (("max-storage-buffer-binding-size", max(tensor.storage.size_bytes, least)),)
 
 
-def row_pieces(b: Builder, tensor: Tensor, dim: int) -> list[Piece] | None:
+def row_pieces(b: Builder, tensor: Tensor, dim: int, group: int = 1) -> list[Piece] | None:
     """The pieces of ``tensor`` where a binding takes BINDING_LIMIT bytes, cut along ``dim``; None
     when it needs no pieces, or none can be made: only a constant whose ``dim`` has the largest
-    stride (rows that lie one after another) is cut, and 128 of its rows have to fit a binding."""
+    stride (rows that lie one after another) is cut, and 128 of its rows (times ``group``: as many
+    rows go with one element of such a vector) have to fit a binding."""
     storage = tensor.storage
     if storage.size_bytes <= BINDING_LIMIT or storage.kind is not BufferKind.CONSTANT:
         return None
@@ -56,7 +57,8 @@ def row_pieces(b: Builder, tensor: Tensor, dim: int) -> list[Piece] | None:
     row = 1 + sum(
         (n - 1) * s for d, (n, s) in enumerate(zip(sizes, strides, strict=True)) if d != dim
     )
-    most = BINDING_LIMIT // (max(stride, 1) * width) // ROWS_STEP * ROWS_STEP
+    step = ROWS_STEP * group
+    most = BINDING_LIMIT // (max(stride, 1) * width) // step * step
     if row > stride or most == 0 or (start * width) % 4 or (stride * ROWS_STEP * width) % 4:
         return None
     pieces = []

@@ -24,17 +24,23 @@ class Epilogue:
     ``expression``: WGSL of type f32 over ``acc`` (the sum) and ``e0``, ``e1`` ... (one element of
     each operand). ``operands``: float tensors that broadcast to [B, M, N], read through strides.
     This is where a bias goes, and where fusions slot in: ``acc + e0`` adds a residual.
+    ``helper``: WGSL functions that the expression calls.
+
+    ``pairs``: rows 2 i and 2 i + 1 of ``w`` give one column i of the result, of [B, M, N / 2]; the
+    expression is over ``acc`` (of row 2 i) and ``acc1``. So a gate meets what it gates.
     """
 
     expression: str = "acc"
     operands: tuple[Tensor, ...] = ()
+    helper: str = ""
+    pairs: bool = False
 
 
 @dataclass(frozen=True)
 class Problem:
-    """``a`` [B, M, K] and ``w`` [B, N, K], any strides; ``out`` contiguous with B * M * N
-    elements, offset 0. Sizes may be live. ``piece_of``: all of w, where ``w`` is its rows from
-    ``first`` on."""
+    """``a`` [B, M, K] and ``w`` [B, N, K], any strides; ``out`` contiguous with B * M * N (half of
+    that for an epilogue over pairs) elements, offset 0. Sizes may be live. ``piece_of``: all of w,
+    where ``w`` is its rows from ``first`` on."""
 
     name: str
     a: Tensor
@@ -54,13 +60,23 @@ class Problem:
 
     @property
     def n(self) -> Scalar:
-        """Columns that are computed: those of the piece, if it is one."""
+        """Rows of ``w``: those of the piece, if it is one."""
         return size(self.w, 1)
+
+    @property
+    def group(self) -> int:
+        """Rows of ``w`` to a column of the result."""
+        return 2 if self.epilogue.pairs else 1
 
     @property
     def out_n(self) -> Scalar:
         """Columns of ``out``."""
-        return size(self.piece_of or self.w, 1)
+        return size(self.piece_of or self.w, 1) // self.group
+
+    @property
+    def first_column(self) -> int:
+        """The column of ``out`` that the first row of ``w`` goes to."""
+        return self.first // self.group
 
     @property
     def k(self) -> Scalar:
@@ -153,7 +169,7 @@ def bind_out(problem: Problem, vector: bool = False) -> Bind:
     one, wherever their words are shared."""
     dtype = problem.out.dtype
     bound = "atomic<u32>" if is_half(dtype) and not vector else element(dtype, vector)
-    return Bind(problem.out, bound, problem.first * dtype.storage_bytes)
+    return Bind(problem.out, bound, problem.first_column * dtype.storage_bytes)
 
 
 def describe_epilogue(
@@ -165,7 +181,7 @@ def describe_epilogue(
     described = []
     for index, tensor in enumerate(problem.epilogue.operands):
         view = tensor.expand(shape)
-        skip = problem.first * effective_strides(view)[2]
+        skip = problem.first_column * effective_strides(view)[2]
         name = f"e{index}_data"
         if isinstance(skip, int):
             operand = Operand(name, view, byte_offset=skip * view.dtype.storage_bytes)
@@ -182,5 +198,7 @@ def describe_epilogue(
             codec(tensor.dtype)
             for tensor in (problem.a, problem.w, problem.out, *problem.epilogue.operands)
         },
+        "EPILOGUE_HELPER": problem.epilogue.helper,
+        "PAIRS": problem.epilogue.pairs,
         "BATCHED": problem.batch != 1,
     }

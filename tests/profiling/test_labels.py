@@ -11,6 +11,7 @@ import torch
 
 from executorch_wgpu.ops import registry
 from executorch_wgpu.ops.call import OpChain
+from executorch_wgpu.ops.elementwise.formula import Formula, Line
 from executorch_wgpu.serialization.dispatch_list import NONE, Program
 
 from harness import DTYPES, Chain  # isort: skip
@@ -171,6 +172,34 @@ def update_cache(chain: Chain, op: str) -> None:
     chain.call(op, arguments, outputs, {1: "cache"}, MODULE)
 
 
+def linear(chain: Chain, op: str) -> None:
+    x, weight = chain.input("x", (2, 3, 4)), chain.constant(torch.ones(5, 4))
+    arguments = {"x": x, "weight": weight, "formula": None, "operands": [], "pairs": False}
+    chain.output(*chain.call(op, arguments, [(x.dtype, (2, 3, 5))], module=MODULE))
+
+
+def pointwise(chain: Chain, op: str) -> None:
+    x = chain.input("x", (2, 3, 4))
+    double = Formula((x.dtype,), (Line(x.dtype, "({0} + {0})", (0,)),))
+    arguments = {"formula": double, "operands": [x], "name": "double"}
+    chain.output(*chain.call(op, arguments, [(x.dtype, x.shape)], module=MODULE))
+
+
+def rope_update_cache(chain: Chain, op: str) -> None:
+    positions = chain.int_input("S", 1, 64)
+    start = chain.int_input("start_pos", 0, 63)
+    q = chain.input("q", (1, positions, 4, 8))
+    arguments = {name: chain.input(name, (1, positions, 2, 8)) for name in ("k", "v")}
+    arguments |= {name: chain.input(name, (positions, 1, 4)) for name in ("cos", "sin")}
+    arguments |= {f"{name}_cache": cache(chain, name) for name in ("k", "v")}
+    arguments |= {f"{name}_{part}": None for name in ("q", "k") for part in ("norm", "eps")}
+    arguments |= {"q": q, "start_pos": start, "interleaved": True}
+    old = arguments["k_cache"]
+    outputs = [(q.dtype, q.shape), *[(old.dtype, old.shape)] * 2]
+    mutates = {1: "k_cache", 2: "v_cache"}
+    chain.output(chain.call(op, arguments, outputs, mutates, MODULE)[0])
+
+
 OTHERS: dict[str, Callable[[Chain, str], None]] = {
     "dim_order_ops._clone_dim_order.default": copy,
     "dim_order_ops._to_dim_order_copy.default": copy,
@@ -178,7 +207,10 @@ OTHERS: dict[str, Callable[[Chain, str], None]] = {
     "llama.sdpa_with_kv_cache.default": sdpa_with_kv_cache,
     "llama.update_cache.default": update_cache,
     "wgpu.rms_norm": rms_norm,
+    "wgpu.linear": linear,
+    "wgpu.pointwise": pointwise,
     "wgpu.rope": rope,
+    "wgpu.rope_update_cache": rope_update_cache,
 }
 
 
