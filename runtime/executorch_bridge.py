@@ -6,9 +6,10 @@
     Runtime.get().load_program("model.pte").load_method("forward").execute([x, pos])
 
 ``register`` compiles a small C++ file the first time on a machine (see :mod:`.bridge.compile`) and
-hands ExecuTorch a backend whose init, execute and destroy come back here. It also puts a lock a
-program around the official ``Method.execute``: ExecuTorch shares its buffers between the methods of
-a program, and our calls let other threads run while the GPU works.
+hands ExecuTorch a backend whose init, execute and destroy come back here. It also puts one
+lock around the official ``Method.execute``: ExecuTorch shares its buffers between the methods of a
+program and redirects the process's streams during a call, and our calls let other threads run while
+the GPU works.
 
 The official API reports a failure by a number. The exception behind it is the cause of the
 RuntimeError that ``Method.execute`` and ``Program.load_method`` raise, is written to the log, and
@@ -318,16 +319,17 @@ def _explain(error: RuntimeError) -> NoReturn:
 
 
 def _lock_methods(runtime: Any) -> None:
-    """Methods of one program take turns in ``execute``; programs run beside each other."""
+    """Calls take turns, those of different programs too.
+
+    ExecuTorch's ``Method.execute`` is not safe for two threads of one program (its inputs and
+    arenas are the method's), nor for two programs: its Python binding redirects the process's
+    C++ streams while it runs, so two calls that overlap can leave a stream with a freed buffer,
+    and whatever writes to it next crashes."""
     load, run = runtime.Program.load_method, runtime.Method.execute
-    guard = threading.Lock()
+    turn = threading.RLock()
 
     def lock_of(program: Any) -> Any:
-        with guard:
-            found = getattr(program, "_wgpu_lock", None)
-            if found is None:
-                found = program._wgpu_lock = threading.RLock()
-            return found
+        return turn
 
     @functools.wraps(load)
     def load_method(program: Any, *args: Any, **kwargs: Any) -> Any:

@@ -93,7 +93,8 @@ def _answer(generator: TextGenerator, prompt: Any, options: dict[str, Any]) -> N
     try:
         result = generator.generate(prompt, stream=_stream, **options)
     except KeyboardInterrupt:
-        assert generator.last is not None
+        if generator.last is None:
+            raise
         result = generator.last
     print(flush=True)
     _statistics(result)

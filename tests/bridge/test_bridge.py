@@ -180,6 +180,7 @@ def test_two_threads_on_one_method_take_turns(affine):
     assert in_threads(lambda k: wrong(method.execute, k), 2) == [0, 0]
 
 
+@pytest.mark.slow  # the race leaves ExecuTorch's streams broken: not beside other tests
 def test_without_the_lock_they_collide_and_are_told(affine):
     """The race that the lock is for. ExecuTorch alone gives wrong results in silence here."""
     method = method_of(affine)
@@ -193,10 +194,10 @@ def test_without_the_lock_they_collide_and_are_told(affine):
     assert wrong(method.execute, 0, 2) == 0
 
 
-def test_programs_run_beside_each_other(affine):
-    """Neither waits for the other's lock: each is in the middle of a call when the other runs."""
+def test_programs_in_two_threads_are_right(affine):
+    """They take turns, too: ExecuTorch redirects the process's streams during a call."""
     methods = [method_of(affine), method_of(affine)]
-    assert methods[0]._wgpu_lock is not methods[1]._wgpu_lock
+    assert methods[0]._wgpu_lock is methods[1]._wgpu_lock
     assert in_threads(lambda k: wrong(methods[k].execute, k), 2) == [0, 0]
 
 
