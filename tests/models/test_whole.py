@@ -10,7 +10,6 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tokenizers
 import torch
@@ -80,6 +79,9 @@ def test_last_logits_only(tmp_path: Path) -> None:
     assert [dim.hi for dim in method.metadata.outputs[0].shape] == [1, 1, 75]
     for mix in MIXES.values():
         assert runs.compare_steps(model, method, mix) < 1e-4
+    assert load_text(tmp_path / "last.pte") is None
+    result = run("run", tmp_path / "last.pte", "--prompt", "a")
+    assert result.exit_code == 1 and "has no tokenizer" in result.output
 
 
 @pytest.mark.parametrize(
@@ -347,10 +349,3 @@ def test_a_context_that_was_not_trained(tmp_path: Path) -> None:
     result = run("export-llama", "--hf", folder, "--out", tmp_path / "x.pte")
     assert result.exit_code == 1
     assert "--max-context 2048: model was trained for 64 positions" in result.output
-
-
-def test_no_tokenizer(tmp_path: Path) -> None:
-    runs.export(runs.tiny_args(n_layers=1), tmp_path / "mute.pte")
-    result = run("run", tmp_path / "mute.pte", "--prompt", "a")
-    assert result.exit_code == 1 and "has no tokenizer" in result.output
-    np.testing.assert_array_equal(load_text(tmp_path / "mute.pte"), None)
