@@ -10,6 +10,7 @@ from .errors import (
     NotDelegatedError,
     OutOfDeviceMemoryError,
     ProfilingError,
+    SoftwareAdapterWarning,
     UnsupportedDeviceError,
     WgpuDelegateError,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "Program",
     "Runtime",
     "Snapshot",
+    "SoftwareAdapterWarning",
     "State",
     "TensorInfo",
     "TextGenerator",

@@ -3,16 +3,22 @@
 Which adapter: the one passed in, else what wgpu picks as high-performance. wgpu's own environment
 variables hold (``WGPUPY_WGPU_ADAPTER_NAME``: part of an adapter's summary;
 ``WGPU_BACKEND_TYPE``: ``Vulkan``, ``Metal``, ``D3D12``, ``OpenGL``). Without the package ``wgpu``,
-``wgpudawn`` (the same API on Dawn) is used; a device of either may be passed in.
+or where ``EXECUTORCH_WGPU_API=wgpudawn`` says so, ``wgpudawn`` (the same API on Dawn) is used; a
+device of either may be passed in.
+
+Nothing is used in silence that cannot compute or computes slowly: null backends are refused, and
+an adapter on the CPU that nobody asked for comes with a :class:`SoftwareAdapterWarning`.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +26,7 @@ from typing import Any
 
 from executorch_wgpu.serialization.limits import DEFAULT_LIMITS
 
-from .errors import UnsupportedDeviceError
+from .errors import SoftwareAdapterWarning, UnsupportedDeviceError
 
 logger = logging.getLogger("executorch_wgpu")
 
@@ -28,6 +34,15 @@ logger = logging.getLogger("executorch_wgpu")
 #: ``subgroup`` for what WebGPU calls ``subgroups``. Having ``timestamp-query`` on costs nothing
 #: until a graph profiles, and lets all graphs of a process share one device.
 _WANTED = ("subgroup", "subgroups", "shader-f16", "timestamp-query")
+
+#: Packages with the WebGPU API, in order of preference.
+_PACKAGES = ("wgpu", "wgpudawn")
+
+#: Kinds of adapters that can be asked for, and what messages call them.
+_KINDS = {"gpu": "a GPU", "cpu": "an adapter that computes on the CPU"}
+
+#: wgpu's own ways to name an adapter.
+_ADAPTER_VARIABLES = ("WGPUPY_WGPU_ADAPTER_NAME", "WGPU_ADAPTER_NAME")
 
 _NO_ADAPTER = (
     "no usable GPU adapter. On a machine without a GPU, Debian's and Ubuntu's packages "
@@ -96,12 +111,12 @@ def request_device(adapter: Any = None, *, label: str = "executorch-wgpu") -> An
     """A new ``GPUDevice`` with every limit of its adapter and the optional features in use here.
 
     Args:
-        adapter: a ``GPUAdapter``, part of an adapter's summary (``"NVIDIA"``), or None for the
-            high-performance one.
+        adapter: a ``GPUAdapter``, ``"gpu"`` or ``"cpu"``, part of an adapter's summary
+            (``"NVIDIA"``), or None for the high-performance one.
         label: shown by GPU debuggers.
 
     Raises:
-        UnsupportedDeviceError: there is no adapter, none of that name, or only a null one.
+        UnsupportedDeviceError: there is no adapter, none of that name or kind, or only a null one.
     """
     with quiet_driver():
         adapter = _choose_adapter(adapter)
@@ -114,7 +129,7 @@ def request_device(adapter: Any = None, *, label: str = "executorch-wgpu") -> An
         try:
             device = adapter.request_device_sync(
                 label=label,
-                required_features=[name for name in _WANTED if name in adapter.features],
+                required_features=[name for name in _wanted() if name in adapter.features],
                 # Dawn gives the defaults where none is asked for, wgpu-native the adapter's.
                 required_limits={name: offered[name] for name in DEFAULT_LIMITS if name in offered},
             )
@@ -126,12 +141,20 @@ def request_device(adapter: Any = None, *, label: str = "executorch-wgpu") -> An
     return device
 
 
+def _wanted() -> list[str]:
+    """The optional features to switch on. ``EXECUTORCH_WGPU_SUBGROUPS=0`` leaves subgroups out, to
+    tell a driver's fault in them from others: programs then take their plain routes."""
+    if os.environ.get("EXECUTORCH_WGPU_SUBGROUPS") == "0":
+        return [name for name in _WANTED if not name.startswith("subgroup")]
+    return list(_WANTED)
+
+
 def resolve_device(device: Any = None) -> Any:
     """The device to run on.
 
     Args:
-        device: a ``GPUDevice``; a ``GPUAdapter`` or part of an adapter's summary, for a new device
-            on it; or None for the device that this process shares.
+        device: a ``GPUDevice``; a ``GPUAdapter``, ``"gpu"``, ``"cpu"`` or part of an adapter's
+            summary, for a new device on it; or None for the device that this process shares.
 
     Raises:
         UnsupportedDeviceError: nothing usable.
@@ -200,12 +223,21 @@ def quiet_driver() -> Iterator[None]:
 
 
 def _gpu() -> Any:
-    """The API's entry point: wgpu's, or wgpudawn's where wgpu is not installed."""
-    try:
-        import wgpu
-    except ImportError:
-        import wgpudawn as wgpu  # type: ignore[import-not-found,import-untyped,no-redef,unused-ignore]
-    return wgpu.gpu
+    """The API's entry point: that of the package which ``EXECUTORCH_WGPU_API`` names, else wgpu's,
+    or wgpudawn's where wgpu is not installed."""
+    named = os.environ.get("EXECUTORCH_WGPU_API", "")
+    if named not in ("", *_PACKAGES):
+        raise UnsupportedDeviceError(
+            f"EXECUTORCH_WGPU_API is '{named}'; it can be {' or '.join(_PACKAGES)}"
+        )
+    for package in [named] if named else _PACKAGES:
+        try:
+            return importlib.import_module(package).gpu
+        except ImportError as error:
+            missing = error
+    raise UnsupportedDeviceError(
+        f"no WebGPU: {missing}. Install it with: pip install {named or _PACKAGES[0]}"
+    ) from missing
 
 
 def _choose_adapter(adapter: Any) -> Any:
@@ -213,19 +245,67 @@ def _choose_adapter(adapter: Any) -> Any:
         return adapter
     gpu = _gpu()
     if adapter is None:
-        try:
-            found = gpu.request_adapter_sync(power_preference="high-performance")
-        except (RuntimeError, ValueError) as error:
-            raise UnsupportedDeviceError(f"{_NO_ADAPTER} ({error})") from error
-        if found is None:
-            raise UnsupportedDeviceError(_NO_ADAPTER)
+        found = _preferred(gpu)
+        named = any(os.environ.get(name) for name in _ADAPTER_VARIABLES)
+        if _is_cpu(found) and not named:
+            warnings.warn(
+                f"no GPU was found: '{found.summary}' computes on the CPU, slowly. With a GPU, "
+                "install its Vulkan driver (`executorch-wgpu devices` lists what is found); "
+                'pass device="cpu" where this is meant',
+                SoftwareAdapterWarning,
+                stacklevel=2,
+            )
         return found
     adapters = gpu.enumerate_adapters_sync()
-    for candidate in adapters:
-        if adapter.lower() in candidate.summary.lower():
-            return candidate
+    if adapter.lower() in _KINDS:
+        # OpenGL's last: they lack what most kernels need.
+        adapters = sorted(adapters, key=_is_opengl)
+        usable = [a for a in adapters if not _is_null(a)]
+        fitting = [a for a in usable if _is_cpu(a) == (adapter.lower() == "cpu")]
+        if adapter.lower() == "gpu" and fitting:
+            preferred = _preferred(gpu)
+            return fitting[0] if _is_cpu(preferred) or _is_null(preferred) else preferred
+    else:
+        fitting = [a for a in adapters if adapter.lower() in a.summary.lower()]
+    if fitting:
+        return fitting[0]
     names = ", ".join(f"'{candidate.summary}'" for candidate in adapters) or "none"
-    raise UnsupportedDeviceError(f"no adapter matches '{adapter}'; there are: {names}")
+    kind = _KINDS.get(adapter.lower())
+    what = f"{kind} was asked for and there is none" if kind else f"no adapter matches '{adapter}'"
+    raise UnsupportedDeviceError(f"{what}; there are: {names}")
+
+
+def _preferred(gpu: Any) -> Any:
+    """What wgpu picks as the fastest adapter. Raises UnsupportedDeviceError."""
+    try:
+        found = gpu.request_adapter_sync(power_preference="high-performance")
+    except (RuntimeError, ValueError) as error:
+        raise UnsupportedDeviceError(f"{_NO_ADAPTER} ({error})") from error
+    if found is None:
+        raise UnsupportedDeviceError(_NO_ADAPTER)
+    return found
+
+
+def adapters_that_meet(
+    features: Sequence[str], limits: Sequence[tuple[str, int]]
+) -> list[AdapterDescription]:
+    """This machine's adapters that offer what a program requires. Empty where none can be asked
+    for."""
+    try:
+        adapters = describe_adapters()
+    except Exception:  # only for the advice in another error's message
+        return []
+    return [a for a in adapters if a.usable and not a.capabilities.lacks(features, limits)]
+
+
+def _is_cpu(adapter: Any) -> bool:
+    info = getattr(adapter, "info", None) or {}
+    return str(info.get("adapter_type", "")).lower() == "cpu"
+
+
+def _is_opengl(adapter: Any) -> bool:
+    info = getattr(adapter, "info", None) or {}
+    return "opengl" in str(info.get("backend_type", "")).lower()
 
 
 def _is_null(adapter: Any) -> bool:

@@ -20,9 +20,11 @@ __all__ = [
     "NotDelegatedError",
     "OutOfDeviceMemoryError",
     "ProfilingError",
+    "SoftwareAdapterWarning",
     "UnsupportedDeviceError",
     "WgpuDelegateError",
     "gpu_errors",
+    "is_out_of_memory",
 ]
 
 
@@ -50,6 +52,11 @@ class DeviceLostError(WgpuDelegateError, RuntimeError):
     device; what the lost one held (states, constants) cannot be read any more."""
 
 
+class SoftwareAdapterWarning(UserWarning):
+    """No adapter was asked for and the one that was found computes on the CPU, slowly. Not given
+    where one was asked for (``device="cpu"``, a name, wgpu's variables, a device)."""
+
+
 class ProfilingError(WgpuDelegateError, RuntimeError):
     """Timestamps could not be recorded or read back. The step itself has run."""
 
@@ -73,22 +80,32 @@ def gpu_errors(label: str, doing: str, *, loading: bool = False) -> Iterator[Non
     except WgpuDelegateError:
         raise
     except Exception as error:
-        # By name, for wgpu and wgpudawn define the same classes twice.
-        names = {cls.__name__ for cls in type(error).__mro__}
         text = _plain(str(error))
         lowered = text.lower()
         message = f"{label or 'program'}: {doing}: {text}"
         if "device" in lowered and ("lost" in lowered or "destroyed" in lowered):
             raise DeviceLostError(f"{message}. Load the program again on a new device.") from error
-        if "GPUError" not in names:
+        if "GPUError" not in _names(error):
             raise
-        full = ("out of memory" in lowered) or ("not enough memory" in lowered)
-        if full or "GPUOutOfMemoryError" in names:
+        if is_out_of_memory(error):
             raise OutOfDeviceMemoryError(
                 f"{message}. Free other models of this process or pick a bigger device "
                 "(`executorch-wgpu devices`)."
             ) from error
         raise (InvalidProgramError if loading else WgpuDelegateError)(message) from error
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether ``error`` is wgpu's for memory that the device does not have."""
+    text = str(error).lower()
+    full = "out of memory" in text or "not enough memory" in text
+    names = _names(error)
+    return "GPUError" in names and (full or "GPUOutOfMemoryError" in names)
+
+
+def _names(error: Exception) -> set[str]:
+    """By name, for wgpu and wgpudawn define the same classes twice."""
+    return {cls.__name__ for cls in type(error).__mro__}
 
 
 def _plain(text: str) -> str:

@@ -28,9 +28,10 @@ from executorch_wgpu.serialization.verify import verify
 
 from . import boundary
 from .boundary import FED_BACK
-from .device import capabilities
-from .errors import InvalidInputError, WgpuDelegateError, gpu_errors
+from .device import adapters_that_meet, capabilities
+from .errors import InvalidInputError, UnsupportedDeviceError, WgpuDelegateError, gpu_errors
 from .live_scalars import Admission, Admitted
+from .memory import allocate, memory_limit
 from .plan import Plan, Planner
 from .readback import Layout, Readback, StagingPool, lay_out
 from .recorder import recorder_of
@@ -80,6 +81,8 @@ class WebGPUGraph:
         verified: ``program`` comes from ``deserialize``, which has verified it.
         space: where states are shared with other graphs, by group; None: with none.
         progress: called with (bytes done, bytes in all) while constants are uploaded.
+        max_bytes: refuse to load where this process would then hold more than that on the device,
+            see :func:`.memory.memory_limit` for None.
 
     Attributes:
         state: what persists between calls.
@@ -108,8 +111,10 @@ class WebGPUGraph:
         verified: bool = False,
         space: StateSpace | None = None,
         progress: Progress | None = None,
+        max_bytes: int | None = None,
     ) -> None:
         self._arguments: dict[str, Any] = {
+            "max_bytes": max_bytes,
             "profile": profile,
             "poison": poison,
             "debug_labels": debug_labels,
@@ -128,7 +133,10 @@ class WebGPUGraph:
         self._lock = threading.Lock()
         self._admission = Admission(program, self.label, positions)
         have = capabilities(device)
-        self._planner = Planner(program, have, self.label)
+        try:
+            self._planner = Planner(program, have, self.label)
+        except UnsupportedDeviceError as error:
+            raise UnsupportedDeviceError(f"{error}. {_advice(program)}") from None
         self._submitter = submitter_of(device, plain=plain_api)
         self._recorder = recorder_of(device, debug_labels=debug_labels, plain=plain_api)
         self._compiler = pipelines_of(device)
@@ -145,6 +153,7 @@ class WebGPUGraph:
             self.space,
             self.label,
             progress,
+            memory_limit(device, max_bytes),
         )
         self.state = State(device, self._submitter, program, self.label, self._buffers, self._lock)
         self._create_live_block()
@@ -176,12 +185,17 @@ class WebGPUGraph:
         return self._compiler.compile(self.program, labels) if labels else {}
 
     def _create_live_block(self) -> None:
-        with gpu_errors(self.label, "creating the live block", loading=True):
-            self._live = self.device.create_buffer(
-                label=f"{self.label}: live block",
-                size=LIVE_BYTES * RING_SLOTS,
-                usage=UNIFORM | COPY_DST,
-            )
+        doing = "creating the live block"
+        self._live = allocate(
+            self.device,
+            LIVE_BYTES * RING_SLOTS,
+            UNIFORM | COPY_DST,
+            f"{self.label}: live block",
+            label=self.label,
+            doing=doing,
+            loading=True,
+        )
+        with gpu_errors(self.label, doing, loading=True):
             resource = {"buffer": self._live, "offset": 0, "size": LIVE_BYTES}
             self._live_group = self.device.create_bind_group(
                 label=f"{self.label}: live block",
@@ -453,6 +467,17 @@ class WebGPUGraph:
             id(self._live): LIVE_BYTES * RING_SLOTS,
             id(self._stagings): self._stagings.allocated,
         }
+
+
+def _advice(program: Program) -> str:
+    """What someone can do whose device is too small for ``program``."""
+    fitting = [adapter.summary for adapter in adapters_that_meet(program.features, program.limits)]
+    others = (
+        f"Of this machine's adapters, {', '.join(map(repr, fitting))} would do (device=...)"
+        if fitting
+        else "No adapter of this machine would do"
+    )
+    return f"{others}; or export with smaller weights, a shorter context or fewer tokens a call"
 
 
 class PendingStep:

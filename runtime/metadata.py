@@ -13,7 +13,7 @@ from executorch_wgpu.serialization.dispatch_list import (
 )
 from executorch_wgpu.serialization.dispatch_list import Input as InputSpec
 from executorch_wgpu.serialization.dispatch_list import Program as DispatchList
-from executorch_wgpu.serialization.expressions import format_expr
+from executorch_wgpu.serialization.expressions import format_exprs
 from executorch_wgpu.serialization.pte import PteTensor
 from executorch_wgpu.serialization.ranges import bounds
 
@@ -105,14 +105,13 @@ def describe_values(
 ) -> list[ValueInfo]:
     """Infos of a dispatch list's inputs or outputs."""
     ranges = bounds(program.exprs, program.symints)
+    shapes = [program.tensors[x.index].shape for x in specs if x.kind is ValueKind.TENSOR]
+    texts = format_exprs(program.exprs, {i for shape in shapes for i in shape}, program.symints)
     found: list[ValueInfo] = []
     for spec in specs:
         if spec.kind is ValueKind.TENSOR:
             tensor = program.tensors[spec.index]
-            shape = tuple(
-                Dim(*ranges[index], format_expr(program.exprs, index, program.symints))
-                for index in tensor.shape
-            )
+            shape = tuple(Dim(*ranges[index], texts[index]) for index in tensor.shape)
             found.append(TensorInfo(spec.name, dtype_name(tensor.dtype), shape))
         elif isinstance(spec, Output):
             found.append(IntInfo(spec.name, *ranges[spec.index]))

@@ -14,6 +14,7 @@ from typing import Any
 
 from executorch_wgpu.serialization.dispatch_list import (
     NONE,
+    BufferKind,
     Dispatch,
     Kernel,
     Program,
@@ -24,6 +25,7 @@ from executorch_wgpu.serialization.expressions import EvaluationError, Evaluator
 
 from .device import Capabilities
 from .errors import InvalidInputError, UnsupportedDeviceError
+from .memory import human_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +77,8 @@ class Planner:
         lacking = have.lacks(program.features, program.limits)
         if lacking:
             raise UnsupportedDeviceError(
-                f"{label}: the device lacks what the program requires: {'; '.join(lacking)}. "
-                "Pick another device (`executorch-wgpu devices`) or export for smaller limits"
+                f"{label}: the device lacks what the program requires: {'; '.join(lacking)}"
+                f"{self._largest_needs(have)}"
             )
         #: For each step its routes that can come up on this device, in order of preference.
         self.routes: list[tuple[Route, ...]] = [
@@ -112,17 +114,45 @@ class Planner:
             size = program.buffers[index].size
             if largest_buffer is not None and size > largest_buffer:
                 raise UnsupportedDeviceError(
-                    f"{self._label}: buffer '{program.buffers[index].name}' has {size} bytes, the "
-                    f"device's limit max-buffer-size is {largest_buffer}"
+                    f"{self._label}: needs {human_bytes(size)} in one buffer, this device allows "
+                    f"{human_bytes(largest_buffer)}: '{program.buffers[index].name}' has {size} "
+                    f"bytes, its max-buffer-size is {largest_buffer}"
                 )
         for dispatch in self.dispatches():
             for binding in dispatch.bindings:
                 if largest_binding is not None and binding.size > largest_binding:
                     raise UnsupportedDeviceError(
-                        f"{self._label}: '{dispatch.label}' binds {binding.size} bytes of "
-                        f"'{program.buffers[binding.buffer].name}', the device's limit "
+                        f"{self._label}: needs {human_bytes(binding.size)} in one binding, this "
+                        f"device allows {human_bytes(largest_binding)}: '{dispatch.label}' binds "
+                        f"{binding.size} bytes of '{program.buffers[binding.buffer].name}', its "
                         f"max-storage-buffer-binding-size is {largest_binding}"
                     )
+
+    def _largest_needs(self, have: Capabilities) -> str:
+        """Which buffers are too large for the device, for the message about a limit."""
+        program, found = self._program, []
+        lasts = [step.routes[-1] for step in program.steps]
+        bindings = [(b, d) for route in lasts for d in route.dispatches for b in d.bindings]
+        limit = have.limits.get("max-storage-buffer-binding-size")
+        if bindings and limit is not None:
+            binding, dispatch = max(bindings, key=lambda pair: pair[0].size)
+            if binding.size > limit:
+                name = program.buffers[binding.buffer].name
+                found.append(
+                    f"'{dispatch.label}' needs {human_bytes(binding.size)} of '{name}' in one "
+                    f"binding, this device allows {human_bytes(limit)}"
+                )
+        limit = have.limits.get("max-buffer-size")
+        always = (BufferKind.STATE, BufferKind.OUTPUT)
+        sizes = [b for b in program.buffers if b.kind in always]
+        sizes += [program.buffers[binding.buffer] for binding, _ in bindings]
+        largest = max(sizes, key=lambda b: b.size, default=None)
+        if largest is not None and limit is not None and largest.size > limit:
+            found.append(
+                f"'{largest.name}' needs {human_bytes(largest.size)} in one buffer, this device "
+                f"allows {human_bytes(limit)}"
+            )
+        return "".join(f". {text}" for text in found)
 
     def select(self, symbols: Sequence[int], build: Callable[[list[Route]], Plan]) -> Plan:
         """The plan for these live scalars; ``build`` makes one that has not come up before.

@@ -60,17 +60,22 @@ class Runtime:
         device: Any = None,
         profile: bool | None = None,
         progress: Progress | None = None,
+        max_bytes: int | None = None,
     ) -> Program:
         """Opens a ``.pte`` file. A file is mapped and stays open as long as the program and its
         methods; nothing is sent to a device yet.
 
         Args:
             data: a path, or the file's bytes.
-            device: a ``GPUDevice``, a ``GPUAdapter``, part of an adapter's summary such as
-                ``"NVIDIA"``; None for the device that this process shares.
+            device: a ``GPUDevice``, a ``GPUAdapter``, ``"gpu"`` (no adapter that computes on the
+                CPU), ``"cpu"`` (one that does), part of an adapter's summary such as ``"NVIDIA"``;
+                None for the device that this process shares.
             profile: timestamps for every dispatch of every method; None asks the environment
                 (``WEBGPU_TIMESTAMP_QUERY=1``).
             progress: called with (bytes done, bytes in all) while a method's weights are uploaded.
+            max_bytes: a method is not loaded where this process would then hold more than that on
+                the device; None asks ``EXECUTORCH_WGPU_MAX_BYTES``, and where the adapter
+                computes on the CPU it is the machine's memory.
 
         Raises:
             FileNotFoundError, OSError: the file cannot be opened.
@@ -78,12 +83,12 @@ class Runtime:
             TypeError: ``data`` is neither a path nor bytes.
         """
         if isinstance(data, (bytes, bytearray, memoryview)):
-            return Program(PteFile(data), object(), device, profile, progress)
+            return Program(PteFile(data), object(), device, profile, progress, max_bytes)
         if not isinstance(data, (str, os.PathLike)):
             raise TypeError(f"expected a path or bytes, got {type(data).__name__}")
         status = os.stat(data)
         identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-        return Program(PteFile.open(data), identity, device, profile, progress)
+        return Program(PteFile.open(data), identity, device, profile, progress, max_bytes)
 
 
 class Program:
@@ -96,7 +101,9 @@ class Program:
         device: Any = None,
         profile: bool | None = None,
         progress: Progress | None = None,
+        max_bytes: int | None = None,
     ) -> None:
+        self._max_bytes = max_bytes
         self._pte = pte
         self._identity = identity
         self._device = device
@@ -160,6 +167,7 @@ class Program:
             verified=True,
             space=self._space,
             progress=self._progress,
+            max_bytes=self._max_bytes,
         )
         metadata = _metadata(method, program, wiring)
         return Method(method, graph, wiring, metadata, self._space)

@@ -8,6 +8,7 @@ has been submitted, before every one that is submitted later.
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -16,12 +17,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from executorch_wgpu.serialization.dispatch_list import Buffer, BufferKind, DType, Program
+from executorch_wgpu.serialization.dispatch_list import Buffer, BufferKind, DType, ExprOp, Program
 from executorch_wgpu.serialization.expressions import EvaluationError, Evaluator
 
 from . import boundary
 from .boundary import Array
 from .errors import InvalidInputError, InvalidProgramError, gpu_errors
+from .memory import allocate
 from .submission import Submitter
 
 COPY_SRC, COPY_DST, STORAGE = 0x4, 0x8, 0x80
@@ -68,6 +70,11 @@ class StateSpace:
         self._lock = threading.Lock()
         self._shared: weakref.WeakValueDictionary[tuple[str, str], _Shared]
         self._shared = weakref.WeakValueDictionary()
+
+    def has(self, spec: Buffer) -> bool:
+        """Whether the state ``spec`` is there already."""
+        with self._lock:
+            return (spec.share, spec.name) in self._shared
 
     def obtain(
         self, spec: Buffer, view: View, create: Callable[[], Any], label: str
@@ -158,11 +165,8 @@ class State:
     ) -> None:
         self._device, self._submitter, self._program = device, submitter, program
         self._label, self._buffers, self._lock = label, buffers, lock
-        self._indices = {
-            spec.name: index
-            for index, spec in enumerate(program.buffers)
-            if spec.kind is BufferKind.STATE
-        }
+        self._views = views_of(program)
+        self._indices = {program.buffers[index].name: index for index in self._views}
 
     @classmethod
     def none(cls, label: str) -> State:
@@ -183,7 +187,7 @@ class State:
         Raises:
             InvalidInputError: there is no state of that name.
         """
-        return view_of(self._program, self._index(name)).shape
+        return self._views[self._index(name)].shape
 
     def reset(self, name: str | None = None) -> None:
         """Gives one state, or all, its initial value back.
@@ -213,7 +217,7 @@ class State:
             InvalidInputError: there is no state of that name.
         """
         index = self._index(name)
-        size, view = self._program.buffers[index].size, view_of(self._program, index)
+        size, view = self._program.buffers[index].size, self._views[index]
         with self._lock, gpu_errors(self._label, f"reading state '{name}' ({size} bytes)"):
             staging = self._submitter.staging(size, f"{self._label}: {name}")
             encoder = self._device.create_command_encoder(label=f"{self._label}: read state")
@@ -235,7 +239,7 @@ class State:
             InvalidInputError: no such state, or another dtype or shape.
         """
         index = self._index(name)
-        view = view_of(self._program, index)
+        view = self._views[index]
         where = f"{self._label}: state '{name}'"
         if view.dtype is None:
             array: Array = np.ascontiguousarray(value)
@@ -273,12 +277,14 @@ class State:
         }
         saved: dict[str, _Saved] = {}
         for name, size in sizes.items():
-            with gpu_errors(self._label, f"allocating {size} bytes to save state '{name}'"):
-                buffer = self._device.create_buffer(
-                    label=f"{self._label}: saved {name}",
-                    size=max(4, size),
-                    usage=COPY_SRC | COPY_DST,
-                )
+            buffer = allocate(
+                self._device,
+                max(4, size),
+                COPY_SRC | COPY_DST,
+                f"{self._label}: saved {name}",
+                label=self._label,
+                doing=f"allocating {size} bytes to save state '{name}'",
+            )
             whole = self._program.buffers[self._indices[name]].size
             saved[name] = _Saved(buffer, size, whole)
         self._copy(
@@ -335,7 +341,7 @@ class State:
 
     def _row_bytes(self, name: str, index: int, count: int) -> int:
         """Bytes of the first ``count`` rows, in whole words."""
-        view = view_of(self._program, index)
+        view = self._views[index]
         outer = [size for size in view.shape if size != 1] or [1]
         if not 0 <= count <= outer[0]:
             raise InvalidInputError(
@@ -345,24 +351,46 @@ class State:
         return min(size, -(-(size * count) // (outer[0] * 4)) * 4)
 
 
-def view_of(program: Program, index: int) -> View:
-    """How to show buffer ``index``: a tensor of constant shape that fills it, contiguous from its
-    start; else as words."""
-    size = program.buffers[index].size
-    for tensor in program.tensors:
-        if tensor.buffer != index:
-            continue
-        needed = [*tensor.shape, *tensor.strides, tensor.offset]
-        try:
-            # Constants evaluate without live scalars; anything else asks for one.
-            values = Evaluator(program.exprs, needed)(())
-        except (EvaluationError, IndexError):
+def views_of(program: Program, kind: BufferKind = BufferKind.STATE) -> dict[int, View]:
+    """How to show each buffer of a kind: as a tensor of constant shape that fills it, contiguous
+    from its start; else as words."""
+    buffers = program.buffers
+    found = {
+        index: View(None, (spec.size // 4,))
+        for index, spec in enumerate(buffers)
+        if spec.kind is kind
+    }
+    tensors = [t for t in program.tensors if t.buffer in found]
+    if not tensors:
+        return found
+    fixed = _constant_values(program)
+    for tensor in reversed(tensors):
+        values = [fixed[index] for index in (*tensor.shape, *tensor.strides, tensor.offset)]
+        numbers = [value for value in values if value is not None]
+        if len(numbers) < len(values):
             continue
         rank = len(tensor.shape)
-        shape, strides, offset = tuple(values[:rank]), values[rank : 2 * rank], values[-1]
-        count = int(np.prod(shape, dtype=np.int64))
-        expected = [int(np.prod(shape[i + 1 :], dtype=np.int64)) for i in range(rank)]
-        contiguous = offset == 0 and strides == expected
-        if contiguous and boundary.storage_bytes(count, tensor.dtype) == size:
-            return View(tensor.dtype, shape)
-    return View(None, (size // 4,))
+        shape, strides, offset = tuple(numbers[:rank]), numbers[rank : 2 * rank], numbers[-1]
+        expected = [math.prod(shape[i + 1 :]) for i in range(rank)]
+        size = boundary.storage_bytes(math.prod(shape), tensor.dtype)
+        if offset == 0 and strides == expected and size == buffers[tensor.buffer].size:
+            found[tensor.buffer] = View(tensor.dtype, shape)
+    return found
+
+
+def _constant_values(program: Program) -> list[int | None]:
+    """The value of each expression that depends on no live scalar, None for the others."""
+    known: list[bool] = []
+    for expr in program.exprs:
+        if expr.op > ExprOp.SYM:
+            known.append(known[expr.a] and known[expr.b])
+        else:
+            known.append(expr.op is ExprOp.CONST)
+    fixed = [index for index, holds in enumerate(known) if holds]
+    values: list[int | None] = [None] * len(known)
+    try:
+        for index, value in zip(fixed, Evaluator(program.exprs, fixed)(()), strict=True):
+            values[index] = value
+    except EvaluationError:
+        pass  # the verifier refuses what always divides by zero
+    return values

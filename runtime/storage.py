@@ -17,7 +17,8 @@ import numpy as np
 from executorch_wgpu.serialization.dispatch_list import Buffer, BufferKind, Program
 
 from .errors import InvalidProgramError, gpu_errors
-from .states import StateSpace, view_of
+from .memory import allocate, check_room
+from .states import StateSpace, views_of
 from .submission import Submitter
 
 #: key -> bytes-like (a memoryview of the mapped file), as a mapping or a callable.
@@ -57,13 +58,15 @@ class Buffers:
         space: where states with a group are shared.
         label: opens error messages, and names the buffers.
         progress: told of what has been uploaded.
+        limit: bytes that all buffers on the device may take, None for what it gives.
 
     Attributes:
         created: indices of the states that are new, not another graph's.
         identity: the one passed in, or one that nothing else has.
 
     Raises:
-        OutOfDeviceMemoryError: with the size and name of the buffer.
+        OutOfDeviceMemoryError: with the size and name of the buffer, or, before anything is
+            allocated, with what they all take.
         InvalidProgramError: named data is missing or has another size, or a shared state differs
             from that of another method.
     """
@@ -79,6 +82,7 @@ class Buffers:
         space: StateSpace,
         label: str,
         progress: Progress | None = None,
+        limit: int | None = None,
     ) -> None:
         self._device, self._submitter, self._program = device, submitter, program
         self._label = label
@@ -92,12 +96,15 @@ class Buffers:
             end = spec.data_offset + spec.size
             self._ends[spec.data_key] = max(end, self._ends.get(spec.data_key, 0))
         self._space = space
+        self._views = views_of(program)
         self._progress, self._done = progress, 0
         self._total = sum(
             spec.size
             for index, spec in enumerate(program.buffers)
             if index in used and spec.kind is BufferKind.CONSTANT
         )
+        missing = self._missing(used)
+        check_room(device, [(f"{label}: {b.name}", b.size) for b in missing], label, limit)
         self._shared: list[Any] = []
         self.created: set[int] = set()
         self._handles: list[Any] = [
@@ -129,6 +136,20 @@ class Buffers:
                 self._advance(spec.size)
         return handle
 
+    def _missing(self, used: Collection[int]) -> list[Buffer]:
+        """The buffers that are to be allocated: not those that other graphs have made."""
+        lock, cache = _constants_of(self._device)
+        found: dict[Hashable, Buffer] = {}
+        for index, spec in enumerate(self._program.buffers):
+            key: Hashable = index
+            if spec.kind is BufferKind.CONSTANT:
+                key = (self.identity, spec.data_key, spec.data_offset, spec.size)
+            if index in used or spec.kind is BufferKind.STATE:
+                found.setdefault(key, spec)
+        with lock:
+            missing = [spec for key, spec in found.items() if key not in cache]
+        return [spec for spec in missing if not (spec.share and self._space.has(spec))]
+
     def _advance(self, count: int) -> None:
         if self._progress is not None:
             self._done = min(self._done + count, self._total)
@@ -144,21 +165,22 @@ class Buffers:
         if not spec.share:
             self.created.add(index)
             return create()
-        view = view_of(self._program, index)
-        shared, new = self._space.obtain(spec, view, create, self._label)
+        shared, new = self._space.obtain(spec, self._views[index], create, self._label)
         self._shared.append(shared)
         if new:
             self.created.add(index)
         return shared.handle
 
     def _allocate(self, spec: Buffer) -> Any:
-        doing = f"allocating {spec.size} bytes for {spec.kind.name.lower()} '{spec.name}'"
-        with gpu_errors(self._label, doing, loading=True):
-            return self._device.create_buffer(
-                label=f"{self._label}: {spec.name}",
-                size=spec.size,
-                usage=STORAGE | COPY_DST | COPY_SRC,
-            )
+        return allocate(
+            self._device,
+            spec.size,
+            STORAGE | COPY_DST | COPY_SRC,
+            f"{self._label}: {spec.name}",
+            label=self._label,
+            doing=f"allocating {spec.size} bytes for {spec.kind.name.lower()} '{spec.name}'",
+            loading=True,
+        )
 
     def _data(self, spec: Buffer) -> memoryview:
         """The content of ``spec`` in the named data, as bytes.

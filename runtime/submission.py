@@ -19,6 +19,7 @@ from typing import Any
 
 from .device import is_native
 from .errors import DeviceLostError, WgpuDelegateError
+from .memory import allocate
 
 _MAP_READ, _COPY_DST = 0x1, 0x8
 _POLL_PATIENCE_S = 10.0
@@ -71,7 +72,14 @@ class Staging:
     def __init__(self, device: Any, size: int, label: str) -> None:
         self.size = size
         self.idle = True
-        self.buffer = device.create_buffer(label=label, size=size, usage=_MAP_READ | _COPY_DST)
+        self.buffer = allocate(
+            device,
+            size,
+            _MAP_READ | _COPY_DST,
+            label,
+            label=label,
+            doing=f"allocating {size} bytes to read back",
+        )
 
     @contextmanager
     def mapped(self, token: int, size: int) -> Iterator[memoryview]:

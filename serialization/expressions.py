@@ -165,13 +165,24 @@ def format_expr(exprs: Sequence[Expr], index: int, symints: Sequence[SymInt]) ->
     Python's operators, ``min``, ``max`` and ``ceil_div``; no more parentheses than needed. A part
     of more than 240 characters appears as ``exprs[i]``.
     """
+    return format_exprs(exprs, [index], symints)[index]
+
+
+def format_exprs(
+    exprs: Sequence[Expr], indices: Iterable[int], symints: Sequence[SymInt]
+) -> dict[int, str]:
+    """Index -> text of some expressions, as :func:`format_expr` writes each, in one walk."""
+    wanted = set(indices)
     done: dict[int, tuple[str, int]] = {}
-    for i in needed_by(exprs, [index]):
+    texts: dict[int, str] = {}
+    for i in needed_by(exprs, wanted):
         text, binds = _format_node(exprs, i, symints, done)
-        if i != index and len(text) > _MAX_PART:
+        if i in wanted:
+            texts[i] = text
+        if len(text) > _MAX_PART:
             text, binds = f"exprs[{i}]", _ATOM
         done[i] = (text, binds)
-    return done[index][0]
+    return texts
 
 
 def _format_node(

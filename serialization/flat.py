@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from . import format_limits as fl
 from .errors import InvalidProgramError
 
 E = TypeVar("E", bound=IntEnum)
@@ -46,7 +47,7 @@ class Budget:
     """What one file may still unfold into.
 
     ``elements``: vector elements, at most the size of the file in bytes, because an honest writer
-    spends at least one byte on each. ``chars``: characters of text.
+    spends at least one byte on each. ``chars``: characters of text, and bytes that are copied.
     """
 
     __slots__ = ("_chars", "_elements", "_limits")
@@ -55,6 +56,12 @@ class Budget:
         self._elements = elements
         self._chars = chars
         self._limits = (elements, chars)
+
+    @classmethod
+    def of(cls, file_bytes: int) -> Budget:
+        """What a flatbuffer of ``file_bytes`` may unfold into."""
+        chars = file_bytes * fl.TEXT_CHARS_A_BYTE + fl.MAX_NAME_CHARS
+        return cls(min(file_bytes, fl.MAX_ELEMENTS), min(chars, fl.MAX_TEXT_CHARS))
 
     def count(self, length: int, limit: int, place: str) -> int:
         """Charge a vector of ``length`` elements, of which at most ``limit`` are allowed."""
@@ -80,6 +87,24 @@ class Budget:
             return raw.decode("utf-8") if isinstance(raw, bytes) else raw
         except UnicodeDecodeError as error:
             raise InvalidProgramError(f"{place} is not UTF-8: {error}") from error
+
+    def name(self, raw: bytes | str | None, place: str) -> str:
+        """Decode a text that messages and listings show: one printable line."""
+        found = self.text(raw, place)
+        if not found.isprintable():
+            raise InvalidProgramError(f"{place}: {found[:80]!r} cannot be printed")
+        return found
+
+    def copy(self, length: int, as_numpy: Callable[[], npt.NDArray[Any]], place: str) -> bytes:
+        """Copy a vector of bytes out of the file, charged as text is."""
+        if not length:
+            return b""
+        self._chars -= length
+        if self._chars < 0:
+            raise InvalidProgramError(
+                f"{place}: the file unfolds into more than {self._limits[1]} bytes"
+            )
+        return as_numpy().tobytes()
 
     def texts(
         self, length: int, get: Callable[[int], bytes | str], limit: int, place: str

@@ -17,6 +17,10 @@ MAX_ELEMENTS = 1 << 21
 #: Characters of all text together, after decoding (a file may point at one string many times).
 MAX_TEXT_CHARS = 64 << 20
 
+#: The same for each byte of a file. A real one has less than one: every text is stored once, and
+#: labels that repeat are short.
+TEXT_CHARS_A_BYTE = 8
+
 MAX_SYMINTS = 1024
 MAX_EXPRS = 1 << 16
 MAX_BUFFERS = 1 << 16

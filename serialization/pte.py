@@ -87,7 +87,8 @@ class PteFile:
         with guarded(f"{self.name}: its program"):
             flat = view[: self.header.program_bytes]
             self._program = fb.Program.GetRootAs(flat, 0)
-            budget = Budget(min(len(flat), fl.MAX_ELEMENTS), fl.MAX_TEXT_CHARS)
+            #: For all that is ever read of this file.
+            self._budget = budget = Budget.of(len(flat))
             self._segments = Segments(
                 view, self.header.segment_base, self._segment_ranges(budget), self.name
             )
@@ -126,7 +127,12 @@ class PteFile:
             place = f"{self.name}: method {name!r}"
             with guarded(place):
                 self._methods[name] = PteMethod(
-                    name, self._plans[name], self._program, self._segments, place
+                    name,
+                    self._plans[name],
+                    self._program,
+                    self._segments,
+                    place,
+                    self._budget,
                 )
         return self._methods[name]
 
@@ -191,7 +197,7 @@ class PteFile:
         length = self._program.ExecutionPlanLength()
         for i in range(budget.count(length, fl.MAX_VALUES, "execution_plan")):
             plan = self._program.ExecutionPlan(i)
-            name = budget.text(plan.Name(), f"execution_plan[{i}].name")
+            name = budget.name(plan.Name(), f"execution_plan[{i}].name")
             if name in plans:
                 raise InvalidProgramError(f"{self.name}: two methods are called {name!r}")
             plans[name] = plan
@@ -203,7 +209,7 @@ class PteFile:
             budget.tables(
                 program.NamedDataLength(),
                 program.NamedData,
-                lambda t, place: (budget.text(t.Key(), f"{place}.key"), t.SegmentIndex()),
+                lambda t, place: (budget.name(t.Key(), f"{place}.key"), t.SegmentIndex()),
                 fl.MAX_ELEMENTS,
                 "named_data",
             )

@@ -147,14 +147,24 @@ class PteMethod:
     CPU operators such as ``aten::add.out``. ``instructions``: what runs, in order.
     """
 
-    def __init__(self, name: str, plan: Any, program: Any, segments: Segments, place: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        plan: Any,
+        program: Any,
+        segments: Segments,
+        place: str,
+        budget: Budget,
+    ) -> None:
         self.name = name
         self._plan = plan
         self._program = program
         self._segments = segments
         self._place = place
         self._value_count = plan.ValuesLength()
-        budget = Budget(fl.MAX_ELEMENTS, fl.MAX_TEXT_CHARS)
+        #: The file's: values are read when they are asked for.
+        self._budget = budget
+        self._values: dict[int, PteValue] = {}
         self.inputs = self._value_indices(
             budget.numbers(plan.InputsLength(), plan.InputsAsNumpy, fl.MAX_VALUES, "inputs"),
             "inputs",
@@ -186,8 +196,10 @@ class PteMethod:
 
         Raises InvalidProgramError when it is malformed.
         """
-        with guarded(f"{self._place}: value {index}"):
-            return self._value(index, Budget(_MAX_LIST, fl.MAX_TEXT_CHARS), nested=False)
+        if index not in self._values:
+            with guarded(f"{self._place}: value {index}"):
+                self._values[index] = self._value(index, self._budget, nested=False)
+        return self._values[index]
 
     @property
     def input_values(self) -> tuple[PteValue, ...]:
@@ -367,17 +379,20 @@ class PteMethod:
         shape = budget.numbers(t.SizesLength(), t.SizesAsNumpy, fl.MAX_RANK, "sizes")
         if any(size < 0 for size in shape):
             raise InvalidProgramError(f"{self._place}: a tensor has the shape {shape}")
+        order = budget.numbers(t.DimOrderLength(), t.DimOrderAsNumpy, fl.MAX_RANK, "dim_order")
+        if order and sorted(order) != list(range(len(shape))):
+            raise InvalidProgramError(
+                f"{self._place}: a tensor of shape {shape} has the dim order {order}"
+            )
         scalar_type = t.ScalarType()
         name, _ = _SCALAR_TYPES.get(scalar_type, (f"scalar_type_{scalar_type}", 0))
         return PteTensor(
             dtype=name,
             shape=shape,
-            dim_order=budget.numbers(
-                t.DimOrderLength(), t.DimOrderAsNumpy, fl.MAX_RANK, "dim_order"
-            ),
+            dim_order=order,
             dynamic=t.ShapeDynamism() != fb.TensorShapeDynamism.STATIC,
             constant=t.DataBufferIdx() > 0 and t.AllocationInfo() is None and not external,
-            name=budget.text(extra.FullyQualifiedName(), "name") if extra is not None else "",
+            name=budget.name(extra.FullyQualifiedName(), "name") if extra is not None else "",
         )
 
     def _delegate(self, budget: Budget, t: Any, place: str) -> PteDelegate:
@@ -398,13 +413,13 @@ class PteMethod:
             t.CompileSpecsLength(),
             t.CompileSpecs,
             lambda spec, at: (
-                budget.text(spec.Key(), f"{at}.key"),
-                spec.ValueAsNumpy().tobytes() if spec.ValueLength() else b"",
+                budget.name(spec.Key(), f"{at}.key"),
+                budget.copy(spec.ValueLength(), spec.ValueAsNumpy, f"{at}.value"),
             ),
             fl.MAX_VALUES,
             f"{place}.compile_specs",
         )
-        return PteDelegate(budget.text(t.Id(), f"{place}.id"), data, inline, specs)
+        return PteDelegate(budget.name(t.Id(), f"{place}.id"), data, inline, specs)
 
     def _instructions(self, budget: Budget) -> tuple[PteInstruction, ...]:
         chains = self._plan.ChainsLength()
@@ -453,6 +468,6 @@ class PteMethod:
 
 def _operator_name(budget: Budget, t: Any, place: str) -> str:
     """``aten::add.out``; an operator without an overload has no dot."""
-    name = budget.text(t.Name(), f"{place}.name")
-    overload = budget.text(t.Overload(), f"{place}.overload")
+    name = budget.name(t.Name(), f"{place}.name")
+    overload = budget.name(t.Overload(), f"{place}.overload")
     return f"{name}.{overload}" if overload else name

@@ -38,7 +38,7 @@ def deserialize(data: bytes | bytearray | memoryview) -> dl.Program:
                 f"not a dispatch list: expected identifier b'EWG1' at byte "
                 f"{container.HEADER_BYTES + 4}, found {bytes(body[4:8])!r}"
             )
-        budget = Budget(min(len(body), fl.MAX_ELEMENTS), fl.MAX_TEXT_CHARS)
+        budget = Budget.of(len(body))
         program = _Reader(budget).program(fb.Program.GetRootAs(body, 0), version)
     verify(program)
     return program

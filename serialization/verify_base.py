@@ -70,6 +70,9 @@ def check_requirements(
             known = ", ".join(sorted(KNOWN_FEATURES))
             fail(f"{place}features", f"{feature!r} is unknown (known: {known})")
     check_unique(features, f"{place}features")
+    for pair in limits:
+        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
+            fail(f"{place}limits", f"{pair!r} is no pair of a name and a value")
     for name, value in limits:
         if name not in DEFAULT_LIMITS or name.startswith("min-"):
             fail(f"{place}limits", f"{name!r} is no limit that a program can raise")
