@@ -16,6 +16,9 @@ from executorch_wgpu.serialization.dispatch_list import DType
 if TYPE_CHECKING:
     from executorch_wgpu.ops.builder import Builder
 
+#: Conversions of dtype.
+CASTS = ("aten._to_copy.default", "dim_order_ops._to_dim_order_copy.default")
+
 #: Emits the dispatches of a call whose tensor arguments are Tensors; returns its outputs.
 LowerFn: TypeAlias = "Callable[[Builder, OpCall], Tensor | tuple[Tensor, ...]]"
 #: Why a call (whose tensor arguments are Values) cannot be lowered, or None when it can.

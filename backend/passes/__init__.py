@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 
 from executorch_wgpu.backend.passes.dead_code import drop_dead_calls
 from executorch_wgpu.backend.passes.drop_views import drop_views
+from executorch_wgpu.backend.passes.fold_casts import fold_casts
 from executorch_wgpu.backend.passes.fold_constants import fold_scalar_constants
 from executorch_wgpu.backend.passes.fuse_epilogue import fuse_epilogue
 from executorch_wgpu.backend.passes.fuse_gates import fuse_gates
@@ -15,6 +16,7 @@ from executorch_wgpu.backend.passes.fuse_rms_norm import fuse_rms_norm
 from executorch_wgpu.backend.passes.fuse_rope import fuse_rope
 from executorch_wgpu.backend.passes.fuse_rope_cache import fuse_rope_cache
 from executorch_wgpu.backend.passes.join_linears import join_linears
+from executorch_wgpu.backend.passes.keep_f32 import keep_f32
 from executorch_wgpu.backend.passes.make_linear import make_linear
 from executorch_wgpu.backend.passes.source_handles import note_source_handles
 from executorch_wgpu.backend.passes.split_sdpa import split_sdpa
@@ -24,7 +26,9 @@ from executorch_wgpu.ops.call import OpChain
 PASSES: tuple[Callable[[OpChain], None], ...] = (
     fold_scalar_constants,
     fuse_quantized,
+    keep_f32,
     drop_views,
+    fold_casts,
     fuse_rms_norm,
     fuse_rope,
     make_linear,

@@ -11,7 +11,7 @@ from executorch_wgpu.backend.passes.chain_index import (
     same_elements,
 )
 from executorch_wgpu.ops.call import OpCall, OpChain, Value
-from executorch_wgpu.serialization.dispatch_list import DType
+from executorch_wgpu.ops.halves import is_float
 
 
 def fuse_rms_norm(chain: OpChain) -> None:
@@ -26,7 +26,8 @@ def fuse_rms_norm(chain: OpChain) -> None:
         x, weight, eps --wgpu.rms_norm--> y
 
     ``weight`` is a vector of the last dimension's size in either position; without one the
-    first product is the norm. Copies that change nothing (``type_as``) are looked through.
+    first product is the norm. Copies that change nothing (``type_as``) are looked through. Each
+    value has a float dtype of its own; in 16 bits, what lies between is not rounded.
     """
     index = ChainIndex(chain)
     fused: dict[int, OpCall] = {}
@@ -51,7 +52,7 @@ def _norm(call: OpCall, x: Value, weight: Value | None, eps: float, out: Value) 
 
 def _normalised(index: ChainIndex, call: OpCall) -> tuple[Value, float] | None:
     """(x, eps) when ``call`` is x * rsqrt(mean(x^2) + eps)."""
-    if call.op != "aten.mul.Tensor" or call.outputs[0].dtype is not DType.F32:
+    if call.op != "aten.mul.Tensor" or not is_float(call.outputs[0].dtype):
         return None
     for x, scale in ((call["self"], call["other"]), (call["other"], call["self"])):
         rsqrt = index.made_by(same_elements(index, scale), "aten.rsqrt.default")
@@ -100,7 +101,7 @@ def _weighted(index: ChainIndex, call: OpCall, normal: Value) -> tuple[OpCall, V
     for one, other in ((call["self"], call["other"]), (call["other"], call["self"])):
         if one is normal and isinstance(other, Value) and other is not normal:
             other = same_elements(index, other)
-            same = call.outputs[0].shape == normal.shape and other.dtype is DType.F32
+            same = call.outputs[0].shape == normal.shape and is_float(other.dtype)
             if same and other.shape == normal.shape[-1:]:
                 return call, other
     return None

@@ -7,7 +7,7 @@ from typing import Any
 
 from executorch_wgpu.backend.passes.chain_index import ChainIndex, halved, is_binary
 from executorch_wgpu.ops.call import OpCall, OpChain, Value
-from executorch_wgpu.serialization.dispatch_list import DType
+from executorch_wgpu.ops.halves import is_float
 
 
 def fuse_rope(chain: OpChain) -> None:
@@ -42,7 +42,7 @@ def fuse_rope(chain: OpChain) -> None:
 
 
 def _interleaved(index: ChainIndex, call: OpCall) -> dict[str, Any] | None:
-    if call.op != "aten.view_copy.default" or call.outputs[0].dtype is not DType.F32:
+    if call.op != "aten.view_copy.default" or not is_float(call.outputs[0].dtype):
         return None
     joined = index.made_by(call["self"], "aten.cat.default", "aten.stack.default")
     if joined is None or len(joined["tensors"]) != 2:
@@ -120,7 +120,7 @@ def _picked(index: ChainIndex, value: Value) -> tuple[Value, int] | None:
 
 
 def _rotate_half(index: ChainIndex, call: OpCall) -> dict[str, Any] | None:
-    if call.op != "aten.add.Tensor" or call.outputs[0].dtype is not DType.F32 or not _plain(call):
+    if call.op != "aten.add.Tensor" or not is_float(call.outputs[0].dtype) or not _plain(call):
         return None
     for straight, crossed in ((call["self"], call["other"]), (call["other"], call["self"])):
         for x, cos in _factors(index, straight):
@@ -181,7 +181,7 @@ def _factors(index: ChainIndex, value: Any) -> list[tuple[Value, Value]]:
     a, b = call["self"], call["other"]
     if not (isinstance(a, Value) and isinstance(b, Value)):
         return []
-    if a.dtype is not DType.F32 or b.dtype is not DType.F32:
+    if not is_float(a.dtype) or not is_float(b.dtype):
         return []
     return [(a, b), (b, a)]
 

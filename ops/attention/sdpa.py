@@ -146,7 +146,7 @@ def _sdpa_with_kv_cache_reason(call: OpCall) -> str | None:
     return _attention_reason(call, call["key_cache"], call["value_cache"])
 
 
-@register("llama.sdpa_with_kv_cache.default", supports=_sdpa_with_kv_cache_reason)
+@register("llama.sdpa_with_kv_cache.default", supports=_sdpa_with_kv_cache_reason, converts=True)
 def sdpa_with_kv_cache(b: Builder, call: OpCall) -> tuple[Tensor, Tensor, Tensor]:
     """(output, key cache, value cache), the caches written in place."""
     start, rows = call["start_pos"], call["query"].shape[1]

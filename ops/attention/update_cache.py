@@ -107,7 +107,7 @@ def check_cache(b: Builder, value: Tensor, cache: Tensor, start: Scalar) -> Scal
     return check_positions(b, start, value.shape[1], cache.shape[1])
 
 
-@register("llama.update_cache.default", supports=_reason)
+@register("llama.update_cache.default", supports=_reason, converts=True)
 def update_cache(b: Builder, call: OpCall) -> tuple[Tensor, Tensor]:
     """(dummy, cache). The dummy is a constant zero of shape [1]."""
     value, cache = call["value"], call["cache"]

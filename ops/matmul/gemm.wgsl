@@ -18,14 +18,22 @@
 {% set K4 = BK // 4 %}
 {% set A_LOADS = BM * K4 // LANES %}
 {% set W_LOADS = BN // 4 * K4 // LANES %}
+{# What is fetched stays in registers as it is stored while a tile is worked on: to take elements of
+   16 bits apart at once would be to wait for them. #}
+{% macro fetched_type(o) -%}
+{{ "vec2<u32>" if o.codec is defined and o.codec and o.vector else "vec4<f32>" }}
+{%- endmacro %}
+{% macro elements(o, fetched) -%}
+{{ "%s_quad(%s)" % (o.codec, fetched) if fetched_type(o) == "vec2<u32>" else fetched }}
+{%- endmacro %}
 {# Four neighbours along k of the row at address base, from k on; 0 past the end. #}
 {% macro along_k(o, base, k) -%}
 {%- if o.quad is defined %}
 {%- set value = "%s(%s, %s)" % (o.quad, base, k) %}
 {{- "select(vec4<f32>(), %s, %s < %s)" % (value, k, K) if K_EDGE else value }}
 {%- elif o.vector %}
-{%- set value = load(o, base ~ step(o, 2, "(%s) / 4u" % k)) %}
-{{- "select(vec4<f32>(), %s, %s < %s)" % (value, k, K) if K_EDGE else value }}
+{%- set value = "%s[%s]" % (o.name, base ~ step(o, 2, "(%s) / 4u" % k)) %}
+{{- "select(%s(), %s, %s < %s)" % (fetched_type(o), value, k, K) if K_EDGE else value }}
 {%- else -%}
 vec4<f32>(
 {%- for c in range(4) %}
@@ -38,8 +46,8 @@ vec4<f32>(
 {# Four neighbours along n at k: w<s> is the address of the first, or w<s>_0 ... of each. #}
 {% macro along_n(o, s, k) -%}
 {%- if o.vector %}
-{%- set value = load(o, "w%d" % s ~ step(o, 2, k)) %}
-{{- "select(vec4<f32>(), %s, %s < %s)" % (value, k, K) if K_EDGE else value }}
+{%- set value = "%s[%s]" % (o.name, "w%d" % s ~ step(o, 2, k)) %}
+{{- "select(%s(), %s, %s < %s)" % (fetched_type(o), value, k, K) if K_EDGE else value }}
 {%- else -%}
 vec4<f32>(
 {%- for c in range(4) %}
@@ -104,10 +112,10 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {% endif %}
 {% endfor %}
 {% for s in range(A_LOADS) %}
-    var fetched_a{{ s }}: vec4<f32>;
+    var fetched_a{{ s }}: {{ fetched_type(A) }};
 {% endfor %}
 {% for s in range(W_LOADS) %}{% for c in range(4) %}
-    var fetched_w{{ s }}_{{ c }}: vec4<f32>;
+    var fetched_w{{ s }}_{{ c }}: {{ fetched_type(W) }};
 {% endfor %}{% endfor %}
 {% for i in range(TM) %}{% for j in range(NJ) %}
     var acc{{ i }}_{{ j }} = vec4<f32>();
@@ -117,14 +125,18 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
     for (var k0 = 0u; k0 < {{ K }}; k0 += {{ BK * SLICES }}u) {
         workgroupBarrier();
 {% for s in range(A_LOADS) %}
-        tile_a[slice][a_k{{ s }}][a_m{{ s }} / {{ TY }}u][a_m{{ s }} % {{ TY }}u] = fetched_a{{ s }};
+        tile_a[slice][a_k{{ s }}][a_m{{ s }} / {{ TY }}u][a_m{{ s }} % {{ TY }}u] = {{ elements(A, "fetched_a%d" % s) }};
 {% endfor %}
-{% for s in range(W_LOADS) %}{% for c in range(4) %}
+{% for s in range(W_LOADS) %}
+{% for c in range(4) %}
+        let row{{ s }}_{{ c }} = {{ elements(W, "fetched_w%d_%d" % (s, c)) }};
+{% endfor %}
+{% for c in range(4) %}
         tile_w[slice][w_k{{ s }} * 4u + {{ c }}u][w_n{{ s }} / {{ TX }}u][w_n{{ s }} % {{ TX }}u] =
 {% if W_COLUMNS %}
-            fetched_w{{ s }}_{{ c }};
+            row{{ s }}_{{ c }};
 {% else %}
-            vec4<f32>({% for d in range(4) %}fetched_w{{ s }}_{{ d }}[{{ c }}]{{ ", " if not loop.last }}{% endfor %});
+            vec4<f32>({% for d in range(4) %}row{{ s }}_{{ d }}[{{ c }}]{{ ", " if not loop.last }}{% endfor %});
 {% endif %}
 {% endfor %}{% endfor %}
         workgroupBarrier();

@@ -223,6 +223,7 @@ def slice_(b: Builder, call: OpCall) -> Tensor:
 @register(
     "aten.slice_scatter.default",
     supports=_sliceable,
+    converts=True,
 )
 def slice_scatter(b: Builder, call: OpCall) -> Tensor:
     """``self`` with a range of one dimension replaced: the adapter declares the output to be the
