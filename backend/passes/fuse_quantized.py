@@ -21,6 +21,13 @@ _VIEWS = (
     "aten.squeeze_copy.dim",
 )
 
+#: Operators of modules that hold packed weights (ops/quant/torch_ops.py): the same by our names.
+_PACKED = {
+    "wgpu.packed_linear.default": "wgpu.linear_q",
+    "wgpu.packed_linear_8da.default": "wgpu.linear_8da",
+    "wgpu.packed_embedding.default": "wgpu.embedding_q",
+}
+
 
 def fuse_quantized(chain: OpChain) -> None:
     """
@@ -56,6 +63,10 @@ def fuse_quantized(chain: OpChain) -> None:
         found = _embedding(weights, call) or _linear(index, weights, call)
         if found is not None and registry.unsupported_reason(found) is None:
             fused[id(call)] = found
+        elif call.op in _PACKED:
+            name = _PACKED[call.op]
+            origin = replace(call.origin, op=name.split(".")[1])
+            fused[id(call)] = replace(call, op=name, origin=origin)
     chain.calls = [fused.get(id(call), call) for call in chain.calls]
 
 

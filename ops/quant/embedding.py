@@ -82,7 +82,7 @@ def _reason(call: OpCall) -> str | None:
     return weight_reason(call)
 
 
-@register("wgpu.embedding_q", supports=_reason)
+@register("wgpu.embedding_q", "wgpu.packed_embedding.default", supports=_reason)
 def embedding_q(b: Builder, call: OpCall) -> Tensor:
     """``indices`` of any shape -> [..., K]; the table's arguments are those of
     ``weights.weight_reason``. An index out of range gives NaN, as in ``embedding/gather.py``."""

@@ -45,7 +45,7 @@ def _epilogue(call: OpCall) -> Epilogue:
     return Epilogue() if bias is None else Epilogue("acc + e0", (bias,))
 
 
-@register("wgpu.linear_q", supports=_float_reason)
+@register("wgpu.linear_q", "wgpu.packed_linear.default", supports=_float_reason)
 def linear_q(b: Builder, call: OpCall) -> Tensor:
     """``x`` [..., K] times a packed weight (its arguments are those of ``weights.weight_reason``)
     transposed, plus ``bias`` [N] or None."""
@@ -72,7 +72,12 @@ def _integer_reason(call: OpCall) -> str | None:
     return _shape_reason(call)
 
 
-@register("wgpu.linear_8da", supports=_integer_reason, bytes=True)
+@register(
+    "wgpu.linear_8da",
+    "wgpu.packed_linear_8da.default",
+    supports=_integer_reason,
+    bytes=True,
+)
 def linear_8da(b: Builder, call: OpCall) -> Tensor:
     """As ``wgpu.linear_q`` with int8 activations ``x_scales * (x - x_zeros)``, scales and zeros
     numbers, or tensors of one element or one a row."""

@@ -20,6 +20,7 @@ from executorch_wgpu.backend.options import CompileOptions
 from executorch_wgpu.backend.partitioner import explain_program
 from executorch_wgpu.scripts.progress import Progress, WriteProgress
 from executorch_wgpu.scripts.recipes.checkpoints import Checkpoint
+from executorch_wgpu.scripts.recipes.packed import Packer
 from executorch_wgpu.scripts.recipes.whole import Llama, build, export_methods
 from executorch_wgpu.scripts.text.bundle import TextBundle
 
@@ -127,6 +128,8 @@ def export_checkpoint(
     max_seq_len: int = 128,
     max_context: int = 2048,
     all_logits: bool = False,
+    quantize: str = "none",
+    embedding_quantize: str = "none",
     progress: Progress | None = None,
 ) -> None:
     """A ``.pte`` of a checkpoint.
@@ -139,6 +142,10 @@ def export_checkpoint(
         max_seq_len: most tokens of one call.
         max_context: positions of the KV caches.
         all_logits: the logits of every token instead of those of the last.
+        quantize: of linear layers: "none", "keep" (blocks of a GGUF file stay what they are) or a
+            scheme of ``packed.parse``.
+        embedding_quantize: of the embedding table: the same. A table that is the output matrix,
+            too, stays one where both are quantized alike.
 
     Raises NotWhollyDelegatedError, OSError, and ValueError as ``whole.build``.
     """
@@ -153,8 +160,15 @@ def export_checkpoint(
             return names
         return progress.over("load", names, len(names), "weights")
 
+    packer = Packer(quantize, embedding_quantize)
     model = build(
-        args, checkpoint.weights, dtype=dtype or checkpoint.dtype, kv_dtype=kv_dtype, track=track
+        args,
+        checkpoint.weights,
+        dtype=dtype or checkpoint.dtype,
+        kv_dtype=kv_dtype,
+        pack=packer,
+        dynamic=packer.dynamic,
+        track=track,
     )
     write(lower(model, checkpoint.text, progress), path, progress)
 

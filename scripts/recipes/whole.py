@@ -24,6 +24,8 @@ from executorch.examples.models.llama.source_transformation.sdpa import (
 )
 from torch import Tensor, nn
 
+from executorch_wgpu.ops.quant.layout import PackedWeight
+from executorch_wgpu.scripts.recipes.packed import put as put_packed
 from executorch_wgpu.scripts.recipes.storage import StoredKVCache, store_weights
 
 #: Calls what makes a tensor: weights are read one at a time.
@@ -80,6 +82,8 @@ def build(
     *,
     dtype: torch.dtype = torch.float32,
     kv_dtype: torch.dtype = torch.float32,
+    pack: Callable[[str, Callable[[], Tensor]], PackedWeight | None] | None = None,
+    dynamic: bool = False,
     track: Callable[[list[str]], Iterable[str]] = iter,
 ) -> Llama:
     """A model with its weights.
@@ -89,6 +93,9 @@ def build(
         weights: by parameter name; each is read once, when its turn comes.
         dtype: how matrices are stored; what has one dimension is f32.
         kv_dtype: how KV caches are stored.
+        pack: the packed form of a matrix by its name and what makes it, None to keep it as it is;
+            see ``packed.Packer``.
+        dynamic: linear layers over packed weights quantize their input to int8.
         track: goes through the names, to show progress.
 
     Raises ValueError for a weight that is missing, has no place or is of another shape. Layers
@@ -106,6 +113,16 @@ def build(
     made: dict[Callable[[], Tensor], nn.Parameter] = {}
     for name in track(list(shapes)):
         maker = weights[name]
+        if pack is not None and len(shapes[name]) == 2:
+            found = pack(name, maker)
+            if found is not None:
+                if (found.packed.shape[0], found.k) != tuple(shapes[name]):
+                    raise ValueError(
+                        f"weight {name!r} is {[found.packed.shape[0], found.k]}, "
+                        f"expected {list(shapes[name])}"
+                    )
+                put_packed(model, name, found, dynamic)
+                continue
         if maker not in made:
             tensor = maker()
             if tensor.shape != shapes[name]:

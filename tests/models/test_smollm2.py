@@ -18,6 +18,7 @@ from executorch_wgpu.scripts.cli import main
 from executorch_wgpu.scripts.perplexity import perplexity
 from executorch_wgpu.scripts.recipes import pte, smollm2, whole
 from executorch_wgpu.scripts.recipes.checkpoints import Checkpoint, gguf
+from executorch_wgpu.scripts.recipes.packed import Packer
 from executorch_wgpu.scripts.text import Text, load_text
 
 import model_runs as runs
@@ -133,6 +134,26 @@ def test_half_storage(dtype: torch.dtype, tmp_path: Path) -> None:
         print(f"{dtype}, prompt {prompt}: largest error {error:.2e}")
 
 
+def kept_blocks(path: Path, layers: int) -> Exported:
+    """The file's blocks packed as they are, beside f32 eager on their values."""
+    exported = Exported(path, layers, pack=Packer("keep", "keep"))
+    exported.model = build(layers)
+    return exported
+
+
+def test_first_layers_of_blocks(tmp_path: Path) -> None:
+    check_generation(kept_blocks(tmp_path / "blocks.pte", 2), PROMPTS[1], 4, CHUNK)
+
+
+@pytest.mark.slow
+def test_blocks(tmp_path: Path) -> None:
+    exported = kept_blocks(tmp_path / "blocks.pte", smollm2.N_LAYERS)
+    assert exported.path.stat().st_size <= 1.1 * smollm2.find_gguf().stat().st_size
+    for number, prompt in enumerate(PROMPTS[:5]):
+        error = check_generation(exported, prompt, 32, CHUNK)
+        print(f"prompt {number}: largest error {error:.2e}")
+
+
 @pytest.mark.slow
 def test_it_knows_the_capital(complete: Exported) -> None:
     generator = TextGenerator(complete.path, complete.text)
@@ -143,12 +164,15 @@ def test_it_knows_the_capital(complete: Exported) -> None:
 
 
 @pytest.mark.slow
-def test_perplexity(tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantize", ["none", "keep"])
+def test_perplexity(quantize: str, tmp_path: Path) -> None:
     """Of a fixed text, as of eager in f32."""
     model, source = build(smollm2.N_LAYERS), checkpoint()
     model.generate_full_logits = True
     path, text = tmp_path / "all.pte", tmp_path / "text.txt"
-    pte.write(pte.lower(model, source.text), path)
+    packed = build(smollm2.N_LAYERS, pack=Packer(quantize, quantize))
+    packed.generate_full_logits = True
+    pte.write(pte.lower(packed, source.text), path)
     text.write_text(STORY + PROMPTS[2])
     result = CliRunner().invoke(main, ["eval", str(path), "--text", str(text), "--json"])
     assert result.exit_code == 0, result.output
