@@ -84,9 +84,9 @@ class QuantWeight:
             return ""
         return "bytes" if self.zeros.dtype is DType.I32 else "offsets"
 
-    def pieces(self, b: Builder) -> list[Piece] | None:
+    def pieces(self, b: Builder, group: int = 1) -> list[Piece] | None:
         """As ``matmul.pieces.row_pieces``."""
-        return row_pieces(b, self.packed, 1)
+        return row_pieces(b, self.packed, 1, group)
 
     def of_piece(self, piece: Piece) -> QuantWeight:
         """Some of the rows."""
