@@ -1,4 +1,4 @@
-"""Reductions of trailing dimensions: sum, mean, amax."""
+"""Reductions of trailing dimensions: sum, mean, amax, amin."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def _reason(call: OpCall) -> str | None:
     "aten.sum.default",
     "aten.sum.dim_IntList",
     "aten.amax.default",
+    "aten.amin.default",
     supports=all_of(only_dtypes(FLOATS), _reason),
     converts=True,
 )
