@@ -33,16 +33,17 @@ class Everything(torch.nn.Module):
         super().__init__()
         self.table = torch.nn.Parameter(torch.randn(11, 24))
         self.norm = torch.nn.RMSNorm(24)
+        self.centred = torch.nn.LayerNorm(24)
         self.linear = torch.nn.Linear(24, 7)
 
     def forward(self, x, tokens, mask):
         rows = torch.nn.functional.embedding(tokens, self.table)
-        y = self.norm(x + rows)
+        y = self.norm(self.centred(x + rows))
         y = torch.where(mask, y, -y)
         z = torch.bmm(y, y.transpose(1, 2)).softmax(-1)
         w = torch.cat([z, z * 2], 1)
         v = torch.div(torch.nn.functional.elu(w - 1), 0.3, rounding_mode="floor")
-        u = torch.log1p(w), torch.nn.functional.leaky_relu(w.amin(-1)).clamp(-1, 6)
+        u = torch.log1p(w), w.argmax(-1), torch.nn.functional.leaky_relu(w.amin(-1)).clamp(-1, 6)
         return self.linear(y), w.mean(1), w.amax(-1), torch.nn.functional.gelu(w), v, *u
 
 

@@ -196,6 +196,30 @@ def test_whole_reductions(device, op):
         assert_close(y, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("op", ["aten.argmax.default", "aten.argmin.default"])
+@pytest.mark.parametrize("shape", [(4, 7, 33), (1, 1, 1), (3, 130, 2), (2, 3, 1025)])
+def test_where_the_largest_is(device, op, shape, dtype):
+    """Distinct numbers, then few of them: the first of equals."""
+    distinct = torch.randperm(torch.Size(shape).numel()).reshape(shape).to(dtype) - 7
+    for a in (
+        distinct,
+        torch.randint(-2, 2, shape).to(dtype),
+        torch.full(shape, -65000.0).to(dtype),
+    ):
+        for dim in (0, 1, -1, None):
+            # PyTorch does not promise which of equals it finds.
+            best = (a.flatten() if dim is None else a).double()
+            best = best if "max" in op else -best
+            at = 0 if dim is None else dim
+            first = (best == best.amax(at, keepdim=True)).int().argmax(at)
+            keepdim = dim == 1
+            expected = first.unsqueeze(1) if keepdim else first
+            args = {"self": a, "dim": dim, "keepdim": keepdim}
+            (y,) = run_op(device, op, args, expected)
+            assert torch.equal(torch.as_tensor(y), expected)
+
+
 @pytest.mark.parametrize("op", ["mean.dim", "sum.dim_IntList", "amax.default", "amin.default"])
 @pytest.mark.parametrize("dims", [[-1], [0], [1], [1, 2], [0, 2], [0, 1, 2], None])
 @pytest.mark.parametrize("shape", [(4, 7, 33), (1, 1, 1), (3, 130, 2), (2, 3, 1025)])
