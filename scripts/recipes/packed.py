@@ -20,6 +20,9 @@ from torch import Tensor, nn
 from executorch_wgpu.ops.quant import torch_ops  # noqa: F401
 from executorch_wgpu.ops.quant.layout import PackedWeight, pack_affine
 
+#: Rows that are quantized at once: what is made of them on the way is several times as large.
+_ROWS = 4096
+
 
 @dataclass(frozen=True)
 class Scheme:
@@ -53,8 +56,21 @@ def pack(weight: Tensor, scheme: Scheme) -> PackedWeight:
     """A float weight [N, K], quantized symmetrically: ``scale = max |w| / (2^(bits - 1) - 1/2)`` of
     each group, as torchao's ``choose_qparams_affine`` has it; scales are f16, f32 for ``dynamic``.
     Values are rounded to the stored scale, half to even."""
-    n, k = weight.shape
+    k = weight.shape[1]
     group = scheme.group or k
+    parts = [_pack_rows(rows, scheme, group) for rows in weight.split(_ROWS)]
+    return PackedWeight(
+        packed=torch.cat([part.packed for part in parts]),
+        scales=torch.cat([part.scales for part in parts]),
+        bits=scheme.bits,
+        group=group,
+        k=k,
+        zero=1 << (scheme.bits - 1),
+    )
+
+
+def _pack_rows(weight: Tensor, scheme: Scheme, group: int) -> PackedWeight:
+    n, k = weight.shape
     groups = -(-k // group)
     rows = torch.nn.functional.pad(weight.float(), (0, groups * group - k))
     rows = rows.reshape(n, groups, group)

@@ -149,6 +149,33 @@ def export_checkpoint(
 
     Raises NotWhollyDelegatedError, OSError, and ValueError as ``whole.build``.
     """
+    model = checkpoint_model(
+        checkpoint,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        max_seq_len=max_seq_len,
+        max_context=max_context,
+        all_logits=all_logits,
+        quantize=quantize,
+        embedding_quantize=embedding_quantize,
+        progress=progress,
+    )
+    write(lower(model, checkpoint.text, progress), path, progress)
+
+
+def checkpoint_model(
+    checkpoint: Checkpoint,
+    *,
+    dtype: torch.dtype | None = None,
+    kv_dtype: torch.dtype = torch.float32,
+    max_seq_len: int = 128,
+    max_context: int = 2048,
+    all_logits: bool = False,
+    quantize: str = "none",
+    embedding_quantize: str = "none",
+    progress: Progress | None = None,
+) -> Llama:
+    """The model that :func:`export_checkpoint` exports. Raises ValueError as ``whole.build``."""
     args = checkpoint.model_args(
         max_seq_len=min(max_seq_len, max_context),
         max_context_len=max_context,
@@ -161,7 +188,7 @@ def export_checkpoint(
         return progress.over("load", names, len(names), "weights")
 
     packer = Packer(quantize, embedding_quantize)
-    model = build(
+    return build(
         args,
         checkpoint.weights,
         dtype=dtype or checkpoint.dtype,
@@ -170,7 +197,22 @@ def export_checkpoint(
         dynamic=packer.dynamic,
         track=track,
     )
-    write(lower(model, checkpoint.text, progress), path, progress)
+
+
+def dispatch_lists(model: Llama) -> dict[str, bytes]:
+    """The dispatch list of each method as a file has it, without the weights: to look at, or to
+    measure over others of the same sizes."""
+    from executorch.exir import EdgeCompileConfig, to_edge
+
+    from executorch_wgpu.backend.preprocess import lower_program
+    from executorch_wgpu.serialization.writer import serialize
+
+    config = EdgeCompileConfig(_check_ir_validity=False)
+    edges = to_edge(export_methods(model), compile_config=config)
+    return {
+        name: serialize(lower_program(edges.exported_program(name)).program)
+        for name in edges.methods
+    }
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from executorch_wgpu.backend.preprocess import lower_program
 from executorch_wgpu.ops.quant.layout import PackedWeight
 from executorch_wgpu.runtime import Runtime
 from executorch_wgpu.scripts.recipes import llama, pte, whole
+from executorch_wgpu.scripts.recipes import packed as packed_recipe
 from executorch_wgpu.scripts.recipes.packed import (
     PackedEmbedding,
     PackedLinear,
@@ -62,6 +63,14 @@ def test_packing_rounds_to_the_nearest(text):
     error = (packed.dequantize() - weight).abs()
     # Half a step; the largest are 2^(bits - 1) - 1/2 steps of a scale rounded to f16.
     assert (error <= steps * 0.57).all()
+
+
+def test_rows_are_packed_in_turns(monkeypatch):
+    weight = torch.randn(17, 100)
+    whole = pack(weight, Scheme(4, 32))
+    monkeypatch.setattr(packed_recipe, "_ROWS", 5)
+    parts = pack(weight, Scheme(4, 32))
+    assert torch.equal(whole.packed, parts.packed) and torch.equal(whole.scales, parts.scales)
 
 
 def test_rows_of_zeros_stay_zero():
