@@ -86,7 +86,8 @@ def _reason(call: OpCall) -> str | None:
 def embedding_q(b: Builder, call: OpCall) -> Tensor:
     """``indices`` of any shape -> [..., K]; the table's arguments are those of
     ``weights.weight_reason``. An index out of range gives NaN, as in ``embedding/gather.py``."""
-    return emit_gather_packed(b, "embedding", QuantWeight.of(call), call["indices"])
+    table = QuantWeight.of(call)
+    return emit_gather_packed(b, f"embedding_{table.kind}", table, call["indices"])
 
 
 # -- quantized_decomposed ------------------------------------------------------------------------
@@ -154,4 +155,4 @@ def embedding_decomposed(b: Builder, call: OpCall) -> Tensor:
         raise ValueError(f"{call.op}: values or zero points outside of {limits}")
     name = call["weight"].storage.name
     table = QuantWeight.of_packed(b, packed, name)
-    return emit_gather_packed(b, "embedding", table, call["indices"])
+    return emit_gather_packed(b, f"embedding_{table.kind}", table, call["indices"])

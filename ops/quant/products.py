@@ -137,7 +137,7 @@ def _gemv(b: Builder, rows: _Rows, m_tile: int) -> DispatchSpec:
     workgroup = config.lanes * config.slices
     return b.dispatch(
         "quant/gemv.wgsl",
-        f"{problem.name}_w{weight.bits}_gemv{m_tile}",
+        f"{problem.name}_{weight.kind}_gemv{m_tile}",
         reads=reads,
         writes={"out": bind_out(problem)},
         params=params,
@@ -174,7 +174,7 @@ def _gemm(b: Builder, rows: _Rows, config: TileConfig) -> DispatchSpec:
     rows_of_w = {"name": "", "at": "", "strides": [None, "", None], "vector": False}
     return b.dispatch(
         "matmul/gemm.wgsl",
-        f"{problem.name}_w{weight.bits}_gemm_{config.bm}x{config.bn}",
+        f"{problem.name}_{weight.kind}_gemm_{config.bm}x{config.bn}",
         reads=reads,
         writes={"out": bind_out(problem, vector)},
         params=params,
@@ -257,7 +257,7 @@ def _integer(b: Builder, x: Activations, rows: _Rows, m_tile: int) -> DispatchSp
     workgroup = config.lanes * config.slices
     return b.dispatch(
         "quant/integer.wgsl",
-        f"{problem.name}_a8w{weight.bits}_{m_tile}",
+        f"{problem.name}_a8{weight.kind}_{m_tile}",
         reads=reads,
         writes={"out": bind_out(problem)},
         params=params,

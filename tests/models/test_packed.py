@@ -12,6 +12,7 @@ from torch import nn
 from executorch_wgpu.backend.preprocess import lower_program
 from executorch_wgpu.ops.quant.layout import PackedWeight
 from executorch_wgpu.runtime import Runtime
+from executorch_wgpu.scripts.quantization import quantization
 from executorch_wgpu.scripts.recipes import llama, pte, whole
 from executorch_wgpu.scripts.recipes import packed as packed_recipe
 from executorch_wgpu.scripts.recipes.packed import (
@@ -22,7 +23,9 @@ from executorch_wgpu.scripts.recipes.packed import (
     pack,
     parse,
 )
+from executorch_wgpu.serialization.dispatch_list import BufferKind
 from executorch_wgpu.serialization.pte import PteFile
+from executorch_wgpu.serialization.reader import deserialize
 
 import exports
 from harness import assert_close
@@ -94,6 +97,18 @@ def test_a_layer(scheme):
     assert_close(got, module(x), abs_tol=1e-3)
 
 
+def packed_bytes(model):
+    """Of all packed weights, each once: codes in words, scales, zero points."""
+    tensors = {
+        tensor.data_ptr(): tensor.numel() * tensor.element_size()
+        for module in model.modules()
+        if isinstance(module, (PackedEmbedding, PackedLinear))
+        for tensor in (module.weight, module.scales, module.zeros)
+        if tensor is not None
+    }
+    return sum(tensors.values())
+
+
 QUICK = [("4w:32", "4:32"), ("8da4w:32", "none")]
 SLOW = [("8w", "8"), ("8da8w", "none"), ("4w:64", "4:64"), ("8w:32", "4:32")]
 
@@ -113,6 +128,16 @@ def test_a_model_is_one_delegate_and_right(scheme, embedding, tmp_path):
         # (Of RoPE's tables there is one: cos and sin, 64 positions by 8.)
         others = sum(size for _, size in file.segments) - named - len(delegate.data)
         assert others <= 2 * 64 * 8 * 4
+        program = deserialize(delegate.data)
+    # On the GPU: packed weights with their scales, norms, RoPE's tables, and an embedding in f32
+    # where it is not quantized. No weight is there dequantized.
+    constants = sum(b.size for b in program.buffers if b.kind is BufferKind.CONSTANT)
+    table = 70 * 96 * 4 if embedding == "none" else 0
+    rows = quantization(program)
+    assert constants == sum(row["bytes"] for row in rows) + 3 * 96 * 4 + 2 * 64 * 8 * 4 + table
+    assert sum(row["bytes"] for row in rows) == packed_bytes(model)
+    schemes = {parse(row["scheme"]) for row in rows}
+    assert schemes == {parse(scheme), *([parse(embedding)] if embedding != "none" else [])}
     method = Runtime.get().load_program(path).load_method("forward")
     model.reset()
     for tokens, position in (([1, 5, 69, 0, 3], 0), ([7], 5), ([9], 6)):
@@ -139,7 +164,7 @@ def test_as_many_dispatches_as_in_f32():
     """q, k and v are joined, gates too; residuals, RoPE and caches are taken in."""
     found = steps(2, pack=Packer("4w:32", "4:32"))
     assert len(found) <= 9 * 2 + 4
-    assert "layers.1.attention.wq+wk+wv/linear_w4_gemv1" in found
+    assert "layers.1.attention.wq+wk+wv/linear_w4g32_gemv1" in found
     # One quantization for q, k and v, one for the gates.
     integers = steps(2, pack=Packer("8da4w:32"), dynamic=True)
     assert len(integers) == len(found) + 2 * (4 * 2 + 1)
