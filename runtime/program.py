@@ -139,7 +139,7 @@ class Program:
         wiring = method.wiring(len(program.inputs), len(program.outputs))
         return _metadata(method, program, wiring)
 
-    def load_method(self, name: str) -> Method:
+    def load_method(self, name: str, *, apart: bool = False) -> Method:
         """Makes a method ready: compiles its kernels and uploads its weights (those that another
         method of this file has uploaded to the same device are shared).
 
@@ -147,6 +147,9 @@ class Program:
         group: these are one with the states of the same group and name of every method that this
         program has loaded, until the last of those methods is dropped. (:meth:`Method.fork` makes
         copies.)
+
+        Args:
+            apart: share no state, not even those with a group.
 
         Raises:
             InvalidInputError: there is no method of that name.
@@ -159,6 +162,7 @@ class Program:
             return Method(method, None, None, self.metadata(name), self._space, self._methods)
         program = self._dispatch_list(method)
         wiring = method.wiring(len(program.inputs), len(program.outputs))
+        space = StateSpace() if apart else self._space
         graph = WebGPUGraph(
             self._resolve_device(),
             program,
@@ -168,12 +172,12 @@ class Program:
             profile=self._profile,
             positions=[source.index for source in wiring.delegate_inputs],
             verified=True,
-            space=self._space,
+            space=space,
             progress=self._progress,
             max_bytes=self._max_bytes,
         )
         metadata = _metadata(method, program, wiring)
-        return Method(method, graph, wiring, metadata, self._space, self._methods)
+        return Method(method, graph, wiring, metadata, space, self._methods)
 
     def reload(self, device: Any = None) -> None:
         """Moves the program to a new device, after a :class:`DeviceLostError` or to another

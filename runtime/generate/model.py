@@ -67,7 +67,9 @@ class LanguageModel:
         bos = int(_constant(program, "get_bos_id", [-1])[0])
         self.bos_id = bos if bos >= 0 else None
         self.eos_ids = frozenset(int(i) for i in _constant(program, "get_eos_ids", []))
-        self.method = program.load_method(name)
+        # Apart: the caches hold what this model was given. A second one over the same program, or
+        # a call of another of its methods, would write to them unseen.
+        self.method = program.load_method(name, apart=True)
         self.feeds_back = self.samples and (0, 0) in self.method.feedback()
 
     def _check(self, program: Program, name: str) -> None:
