@@ -99,8 +99,7 @@ class _Planner:
     def _attempt(self) -> PartitionPlan:
         if not self.calls:
             return PartitionPlan()
-        # As a whole, views too: then no other runtime is needed.
-        if self.whole and self._worthwhile(self.calls, views=True):
+        if self.whole and self._worthwhile(self.calls):
             return self._complete(PartitionPlan([self.calls]))
         return self._split()
 
@@ -128,7 +127,8 @@ class _Planner:
         return found
 
     def _unworthy(self, plan: PartitionPlan) -> dict[torch.fx.Node, str]:
-        """New reasons: parts that cost more than they save."""
+        """New reasons: parts that cost more than they save. A whole graph is always worth it:
+        then no other runtime is needed."""
         if not self.options.call_cost_us or self.whole:
             return {}
         found: dict[torch.fx.Node, str] = {}
@@ -139,14 +139,15 @@ class _Planner:
                 found |= dict.fromkeys(nodes, reason)
         return found
 
-    def _worthwhile(self, nodes: list[torch.fx.Node], *, views: bool) -> bool:
-        """Whether a group has operators that the GPU runs. ``views``: those that only look at
-        their input in another way count."""
+    def _worthwhile(self, nodes: list[torch.fx.Node]) -> bool:
+        """Whether a group has anything to compute: views and host arithmetic are no work."""
         for node in nodes:
-            if node in self.host or fx.is_getitem(node):
+            if fx.is_symbolic(node) or fx.is_assert(node) or fx.is_scalar_read(node):
+                continue
+            if fx.is_getitem(node):
                 continue
             entry = registry.lowering_of(fx.op_name(node.target))
-            if entry is None or views or not entry.views:
+            if entry is None or not entry.views:
                 return True
         return False
 
@@ -183,7 +184,7 @@ class _Planner:
         groups = []
         for partition in proposed:
             nodes = [node for node in self.calls if node in partition.nodes]
-            if self._worthwhile(nodes, views=not self.options.call_cost_us):
+            if self._worthwhile(nodes):
                 groups.append(nodes)
             else:
                 reasons |= dict.fromkeys(nodes, "only views: nothing to compute on the GPU")

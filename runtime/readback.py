@@ -122,11 +122,7 @@ class StagingPool:
         for fitting in sorted(self._idle):
             if fitting >= size:
                 with contextlib.suppress(IndexError):
-                    while True:
-                        staging = self._idle[fitting].pop()
-                        if staging.alive:
-                            return staging
-                        self.allocated -= fitting
+                    return self._idle[fitting].pop()
         rounded = max(_SMALLEST, 1 << (size - 1).bit_length())
         self._idle.setdefault(rounded, [])
         with gpu_errors(self._label, f"allocating {rounded} bytes to read outputs back"):
