@@ -99,7 +99,8 @@ class _Planner:
     def _attempt(self) -> PartitionPlan:
         if not self.calls:
             return PartitionPlan()
-        if self.whole and self._worthwhile(self.calls):
+        # As a whole, views too: then no other runtime is needed.
+        if self.whole and self._worthwhile(self.calls, views=True):
             return self._complete(PartitionPlan([self.calls]))
         return self._split()
 
@@ -127,8 +128,7 @@ class _Planner:
         return found
 
     def _unworthy(self, plan: PartitionPlan) -> dict[torch.fx.Node, str]:
-        """New reasons: parts that cost more than they save. A whole graph is always worth it:
-        then no other runtime is needed."""
+        """New reasons: parts that cost more than they save."""
         if not self.options.call_cost_us or self.whole:
             return {}
         found: dict[torch.fx.Node, str] = {}
@@ -139,15 +139,14 @@ class _Planner:
                 found |= dict.fromkeys(nodes, reason)
         return found
 
-    def _worthwhile(self, nodes: list[torch.fx.Node]) -> bool:
-        """Whether a group has anything to compute: views and host arithmetic are no work."""
+    def _worthwhile(self, nodes: list[torch.fx.Node], *, views: bool) -> bool:
+        """Whether a group has operators that the GPU runs. ``views``: those that only look at
+        their input in another way count."""
         for node in nodes:
-            if fx.is_symbolic(node) or fx.is_assert(node) or fx.is_scalar_read(node):
-                continue
-            if fx.is_getitem(node):
+            if node in self.host or fx.is_getitem(node):
                 continue
             entry = registry.lowering_of(fx.op_name(node.target))
-            if entry is None or not entry.views:
+            if entry is None or views or not entry.views:
                 return True
         return False
 
@@ -184,7 +183,7 @@ class _Planner:
         groups = []
         for partition in proposed:
             nodes = [node for node in self.calls if node in partition.nodes]
-            if self._worthwhile(nodes):
+            if self._worthwhile(nodes, views=not self.options.call_cost_us):
                 groups.append(nodes)
             else:
                 reasons |= dict.fromkeys(nodes, "only views: nothing to compute on the GPU")

@@ -22,18 +22,7 @@ from executorch_wgpu.backend.preprocess import WgpuBackend
 
 logger = logging.getLogger("executorch_wgpu")
 
-__all__ = [
-    "PartitionPlan",
-    "SplitMethodError",
-    "WgpuPartitioner",
-    "explain_program",
-    "plan_partitions",
-]
-
-
-class SplitMethodError(ValueError):
-    """What only a method that is one delegate can have was asked for one that is not; the message
-    says what would be on the CPU, and why."""
+__all__ = ["PartitionPlan", "WgpuPartitioner", "explain_program", "plan_partitions"]
 
 
 class WgpuPartitioner(Partitioner):
@@ -59,7 +48,7 @@ class WgpuPartitioner(Partitioner):
         spec = self.delegation_spec
         if self.options.feedback:
             if plan.reasons or len(plan.groups) != 1:
-                raise SplitMethodError(
+                raise ValueError(
                     f"feedback: the method must be one delegate, and it would be "
                     f"{len(plan.groups)}\n"
                     f"{explain_plan(exported_program, plan.groups, plan.reasons)}"

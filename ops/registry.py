@@ -85,7 +85,6 @@ def _load() -> None:
         norm,
         quant,
         rope,
-        sampling,
         shape,
     )
 

@@ -199,6 +199,26 @@ def is_lost(device: Any) -> bool:
     return False
 
 
+def another_device(device: Any) -> Any:
+    """A new ``GPUDevice`` on the adapter of ``device``, which may be lost; the process's shared one
+    where ``device`` is that, on the adapter that is preferred now.
+
+    Raises:
+        UnsupportedDeviceError: the adapter is gone, and so are all others.
+    """
+    global _default
+    with _default_lock:
+        if device is _default:
+            _default = request_device()
+            return _default
+    summary = device.adapter.summary
+    # An adapter may give one device only, so it is looked up anew.
+    for adapter in _gpu().enumerate_adapters_sync():
+        if adapter.summary == summary:
+            return request_device(adapter)
+    return request_device()
+
+
 def is_native(device: Any) -> bool:
     """True when ``device`` is wgpu-native's (naga), False for Dawn's (Tint) and for doubles."""
     return type(device).__module__.startswith("wgpu.backends.wgpu_native")

@@ -25,6 +25,7 @@ __all__ = [
     "WgpuDelegateError",
     "gpu_errors",
     "is_out_of_memory",
+    "plain_text",
 ]
 
 
@@ -48,8 +49,9 @@ class OutOfDeviceMemoryError(WgpuDelegateError, MemoryError):
 
 
 class DeviceLostError(WgpuDelegateError, RuntimeError):
-    """The device is gone (driver reset, unplugged, destroyed). Load the program again on a new
-    device; what the lost one held (states, constants) cannot be read any more."""
+    """The device is gone (driver reset, unplugged, destroyed). Every pending and later call on it
+    raises this. ``Program.reload`` makes a new one; what the lost one held (states, constants,
+    snapshots on it) cannot be read any more, a snapshot in host memory can."""
 
 
 class SoftwareAdapterWarning(UserWarning):
@@ -77,14 +79,22 @@ def gpu_errors(label: str, doing: str, *, loading: bool = False) -> Iterator[Non
     """
     try:
         yield
+    except DeviceLostError as error:
+        # What raised it does not know whose step it was.
+        text = str(error)
+        if label and not text.startswith(label):
+            raise DeviceLostError(f"{label}: {doing}: {text}") from error
+        raise
     except WgpuDelegateError:
         raise
     except Exception as error:
-        text = _plain(str(error))
+        text = plain_text(str(error))
         lowered = text.lower()
         message = f"{label or 'program'}: {doing}: {text}"
         if "device" in lowered and ("lost" in lowered or "destroyed" in lowered):
-            raise DeviceLostError(f"{message}. Load the program again on a new device.") from error
+            raise DeviceLostError(
+                f"{message}. Load the program again on a new device: program.reload()."
+            ) from error
         if "GPUError" not in _names(error):
             raise
         if is_out_of_memory(error):
@@ -108,7 +118,7 @@ def _names(error: Exception) -> set[str]:
     return {cls.__name__ for cls in type(error).__mro__}
 
 
-def _plain(text: str) -> str:
+def plain_text(text: str) -> str:
     """wgpu's text without its frame (``Validation Error``, ``Caused by:``, the C call)."""
     lines = [line for line in text.strip().splitlines() if line.strip()]
     frame = ("Validation Error", "Caused by:", "In wgpu")

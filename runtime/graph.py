@@ -299,8 +299,14 @@ class WebGPUGraph:
         if layout.size:
             pending.staging = self._stagings.take(layout.size)
         self._previous = None
-        with gpu_errors(self.label, "running a step"):
-            pending.token = self._run(admitted, fed, plan, values, pending)
+        try:
+            with gpu_errors(self.label, "running a step"):
+                pending.token = self._run(admitted, fed, plan, values, pending)
+        except BaseException:
+            # Now, not when the garbage collector finds the error's frames.
+            pending._taken = True
+            self._release(pending)
+            raise
         self._previous = layout.shapes
         self._flight.add(pending)
         if profiler is not None:
@@ -446,8 +452,21 @@ class WebGPUGraph:
         Raises:
             OutOfDeviceMemoryError, DeviceLostError.
         """
-        fork = WebGPUGraph(
-            self.device,
+        fork = self.again(self.device, space)
+        fork.state.copy_from(self.state, fork._buffers.created)
+        return fork
+
+    def again(self, device: Any, space: StateSpace | None = None) -> WebGPUGraph:
+        """Another graph of the same program, on ``device``, with states that start anew.
+
+        Args:
+            space: as in :meth:`fork`.
+
+        Raises:
+            As the constructor.
+        """
+        return WebGPUGraph(
+            device,
             self.program,
             self._named_data,
             self.label,
@@ -456,8 +475,6 @@ class WebGPUGraph:
             space=space,
             **self._arguments,
         )
-        fork.state.copy_from(self.state, fork._buffers.created)
-        return fork
 
     def allocated(self) -> dict[int, int]:
         """What it takes on the GPU: a key a buffer -> bytes. Graphs that share a buffer name the

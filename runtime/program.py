@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from executorch_wgpu.serialization.pte_method import Source, SourceKind, Wiring
 from executorch_wgpu.serialization.reader import deserialize
 
 from . import boundary
-from .device import resolve_device
+from .device import another_device, resolve_device
 from .errors import InvalidInputError, NotDelegatedError
 from .graph import PendingStep, WebGPUGraph
 from .metadata import MethodMetadata, ValueInfo, buffer_bytes, describe_file_value, describe_values
@@ -112,6 +113,8 @@ class Program:
         self._lists: dict[str, DispatchList] = {}
         self._space = StateSpace()
         self._lock = threading.Lock()
+        #: Those that are alive, forks among them.
+        self._methods: weakref.WeakSet[Method] = weakref.WeakSet()
 
     @property
     def method_names(self) -> set[str]:
@@ -136,7 +139,7 @@ class Program:
         wiring = method.wiring(len(program.inputs), len(program.outputs))
         return _metadata(method, program, wiring)
 
-    def load_method(self, name: str) -> Method:
+    def load_method(self, name: str, *, apart: bool = False) -> Method:
         """Makes a method ready: compiles its kernels and uploads its weights (those that another
         method of this file has uploaded to the same device are shared).
 
@@ -144,6 +147,9 @@ class Program:
         group: these are one with the states of the same group and name of every method that this
         program has loaded, until the last of those methods is dropped. (:meth:`Method.fork` makes
         copies.)
+
+        Args:
+            apart: share no state, not even those with a group.
 
         Raises:
             InvalidInputError: there is no method of that name.
@@ -153,9 +159,10 @@ class Program:
         """
         method = self._method(name)
         if method.is_metadata:
-            return Method(method, None, None, self.metadata(name), self._space)
+            return Method(method, None, None, self.metadata(name), self._space, self._methods)
         program = self._dispatch_list(method)
         wiring = method.wiring(len(program.inputs), len(program.outputs))
+        space = StateSpace() if apart else self._space
         graph = WebGPUGraph(
             self._resolve_device(),
             program,
@@ -165,12 +172,53 @@ class Program:
             profile=self._profile,
             positions=[source.index for source in wiring.delegate_inputs],
             verified=True,
-            space=self._space,
+            space=space,
             progress=self._progress,
             max_bytes=self._max_bytes,
         )
         metadata = _metadata(method, program, wiring)
-        return Method(method, graph, wiring, metadata, self._space)
+        return Method(method, graph, wiring, metadata, space, self._methods)
+
+    def reload(self, device: Any = None) -> None:
+        """Moves the program to a new device, after a :class:`DeviceLostError` or to another
+        adapter: compiles and uploads anew for every method (and fork) that is alive. They are the
+        same objects as before; calls that were pending raise :class:`DeviceLostError` or, where the
+        old device still works, end there. Call it when no other thread is in one of the methods.
+
+        States start from their initial values. To go on from where they were, restore a snapshot
+        that is in host memory::
+
+            saved = method.state.snapshot(on_host=True)
+            ...
+            except DeviceLostError:
+                program.reload()
+                method.state.restore(saved)
+
+        Args:
+            device: as in :meth:`Runtime.load_program`; None for a new device on the same adapter.
+
+        Raises:
+            UnsupportedDeviceError, OutOfDeviceMemoryError: the methods are as they were.
+        """
+        with self._lock:
+            old = self._device
+            if device is not None:
+                fresh = resolve_device(device)
+            elif hasattr(old, "create_buffer"):
+                fresh = another_device(old)
+            else:
+                fresh = resolve_device(old)
+            methods = [method for method in self._methods if method.graph is not None]
+            # States that methods share, they share on the new device.
+            spaces = {id(m._space): StateSpace() for m in methods}
+            spaces.setdefault(id(self._space), StateSpace())
+            graphs = []
+            for method in methods:
+                assert method.graph is not None
+                graphs.append(method.graph.again(fresh, spaces[id(method._space)]))
+            self._device, self._space = fresh, spaces[id(self._space)]
+            for method, graph in zip(methods, graphs, strict=True):
+                method._move(graph)
 
     def dispatch_list(self, method_name: str) -> DispatchList:
         """The delegate's program of a method, for inspection.
@@ -212,12 +260,17 @@ class Method:
         wiring: Wiring | None,
         metadata: MethodMetadata,
         space: StateSpace,
+        siblings: weakref.WeakSet[Method],
     ) -> None:
+        siblings.add(self)
+        self._siblings = siblings
         self._method = method
         self._graph = graph
         self._wiring = wiring
         self._space = space
         self.metadata = metadata
+        #: Goes up when ``Program.reload`` gives the method a new device and new states.
+        self.epoch = 0
         #: What persists between calls.
         self.state = State.none(metadata.name) if graph is None else graph.state
         self._constants: dict[int, Any] = {}
@@ -286,7 +339,12 @@ class Method:
         """
         space = StateSpace() if beside is None else beside._space
         graph = None if self._graph is None else self._graph.fork(space)
-        return Method(self._method, graph, self._wiring, self.metadata, space)
+        return Method(self._method, graph, self._wiring, self.metadata, space, self._siblings)
+
+    def _move(self, graph: WebGPUGraph) -> None:
+        """Goes on with ``graph``, on another device."""
+        self._graph, self._space, self.state = graph, graph.space, graph.state
+        self.epoch += 1
 
     def feedback(self) -> list[tuple[int, int]]:
         """(output, input) pairs that may stay on the GPU between calls, see ``FED_BACK``."""

@@ -122,7 +122,11 @@ class StagingPool:
         for fitting in sorted(self._idle):
             if fitting >= size:
                 with contextlib.suppress(IndexError):
-                    return self._idle[fitting].pop()
+                    while True:
+                        staging = self._idle[fitting].pop()
+                        if staging.alive:
+                            return staging
+                        self.allocated -= fitting
         rounded = max(_SMALLEST, 1 << (size - 1).bit_length())
         self._idle.setdefault(rounded, [])
         with gpu_errors(self._label, f"allocating {rounded} bytes to read outputs back"):

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -101,7 +102,8 @@ class StateSpace:
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """A copy of the first ``size`` bytes of a state of ``whole`` bytes."""
+    """A copy of the first ``size`` bytes of a state of ``whole`` bytes: a buffer on the GPU, or
+    bytes in host memory."""
 
     buffer: Any
     size: int
@@ -109,10 +111,11 @@ class _Saved:
 
 
 class Snapshot:
-    """States as they were, on the GPU, from ``snapshot()``. Freed when it is dropped."""
+    """States as they were, on the GPU or in host memory, from ``snapshot()``. Freed when it is
+    dropped."""
 
-    def __init__(self, saved: dict[str, _Saved]) -> None:
-        self._saved = saved
+    def __init__(self, saved: dict[str, _Saved], device: Any = None) -> None:
+        self._saved, self._device = saved, device
 
     @property
     def names(self) -> list[str]:
@@ -121,8 +124,13 @@ class Snapshot:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes on the GPU."""
+        """Bytes that it takes, on the GPU or in host memory."""
         return sum(saved.size for saved in self._saved.values())
+
+    @property
+    def on_host(self) -> bool:
+        """Whether it lies in host memory, and outlives the device."""
+        return all(isinstance(saved.buffer, bytes) for saved in self._saved.values())
 
     def __repr__(self) -> str:
         return f"<Snapshot of {len(self._saved)} states, {self.nbytes} bytes>"
@@ -218,15 +226,21 @@ class State:
         """
         index = self._index(name)
         size, view = self._program.buffers[index].size, self._views[index]
-        with self._lock, gpu_errors(self._label, f"reading state '{name}' ({size} bytes)"):
+        with self._lock, self._mapped(name, index, size) as data:
+            if view.dtype is None:
+                return np.frombuffer(data, np.uint32).copy()
+            return boundary.from_storage(data, view.shape, view.dtype)
+
+    @contextmanager
+    def _mapped(self, name: str, index: int, size: int) -> Iterator[memoryview]:
+        """The first ``size`` bytes of a state, as long as the block runs."""
+        with gpu_errors(self._label, f"reading state '{name}' ({size} bytes)"):
             staging = self._submitter.staging(size, f"{self._label}: {name}")
             encoder = self._device.create_command_encoder(label=f"{self._label}: read state")
             encoder.copy_buffer_to_buffer(self._buffers[index], 0, staging.buffer, 0, size)
             token = self._submitter.submit(encoder.finish())
             with staging.mapped(token, size) as data:
-                if view.dtype is None:
-                    return np.frombuffer(data, np.uint32).copy()
-                return boundary.from_storage(data, view.shape, view.dtype)
+                yield data
 
     def write(self, name: str, value: object) -> None:
         """Overwrites a state.
@@ -255,10 +269,12 @@ class State:
         with self._lock, gpu_errors(self._label, f"writing state '{name}'"):
             self._buffers.write(self._buffers[index], flat.data.cast("B"))
 
-    def snapshot(self, rows: Mapping[str, int] | None = None) -> Snapshot:
+    def snapshot(self, rows: Mapping[str, int] | None = None, *, on_host: bool = False) -> Snapshot:
         """Copies of all states.
 
         Args:
+            on_host: keep them in host memory, where they outlive the device (``Program.reload``);
+                waits for all submitted steps. Else they stay on the GPU, which takes microseconds.
             rows: name -> how many rows are in use, for states of which only the first rows are to
                 be copied. Rows lie along the first dimension whose size is not 1.
 
@@ -276,6 +292,14 @@ class State:
             for name, index in self._indices.items()
         }
         saved: dict[str, _Saved] = {}
+        if on_host:
+            for name, size in sizes.items():
+                index, content = self._indices[name], b""
+                if size:
+                    with self._lock, self._mapped(name, index, size) as data:
+                        content = bytes(data)
+                saved[name] = _Saved(content, size, self._program.buffers[index].size)
+            return Snapshot(saved)
         for name, size in sizes.items():
             buffer = allocate(
                 self._device,
@@ -291,15 +315,21 @@ class State:
             [(self._buffers[self._indices[n]], s.buffer, s.size) for n, s in saved.items()],
             "saving the states",
         )
-        return Snapshot(saved)
+        return Snapshot(saved, self._device)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Gives states the content they had when ``snapshot`` was taken, of this graph, a fork of
         it, or another with the same states. Rows that were not saved are left as they are.
 
         Raises:
-            InvalidInputError: a state of the snapshot is not there, or has another size.
+            InvalidInputError: a state of the snapshot is not there, or has another size, or the
+                snapshot lies on another device.
         """
+        if not snapshot.on_host and snapshot._device is not self._device:
+            raise InvalidInputError(
+                f"{self._label}: the snapshot lies on another device, lost or not; take it with "
+                "on_host=True to restore it elsewhere"
+            )
         copies = []
         for name, saved in snapshot._saved.items():
             index = self._index(name)
@@ -309,7 +339,12 @@ class State:
                     f"{self._label}: state '{name}' has {size} bytes, in the snapshot {saved.whole}"
                 )
             copies.append((saved.buffer, self._buffers[index], saved.size))
-        self._copy(copies, "restoring the states")
+        if not snapshot.on_host:
+            self._copy(copies, "restoring the states")
+            return
+        with self._lock, gpu_errors(self._label, "restoring the states"):
+            for content, handle, _ in copies:
+                self._buffers.write(handle, memoryview(content))
 
     def copy_from(self, other: State, indices: set[int]) -> None:
         """Copies the states ``indices`` (buffers) of another graph of the same program."""

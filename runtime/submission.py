@@ -4,9 +4,10 @@ Two ways with one interface: wgpu-native through its C functions (the wait is fo
 that is needed, by its index; wgpu-py's own map waits for the newest one and costs 20 to 90 us
 more), and the plain API for everything else.
 
-wgpu-native **aborts the process** on an error inside submit (a lost device, a buffer that is still
-mapped). So commands are always finished right before, which raises on a lost device, and a staging
-buffer is unmapped whatever happens.
+wgpu-native **aborts the process** on an error inside submit or poll (a lost device, a buffer that
+is still mapped). So commands are always finished right before, which raises on a device that is
+known to be lost, a staging buffer is unmapped whatever happens, and what a driver reports only
+there is caught in :mod:`.guard`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from .device import is_native
-from .errors import DeviceLostError, WgpuDelegateError
+from .errors import DeviceLostError, WgpuDelegateError, plain_text
+from .guard import NativeCalls, native_calls
 from .memory import allocate
 
 _MAP_READ, _COPY_DST = 0x1, 0x8
@@ -48,7 +50,7 @@ class Submitter:
 
     def flush(self) -> None:
         """Hands over pending ``write_buffer`` data and waits until the queue is idle."""
-        self._device.queue.submit([])
+        self._device.queue.submit([self._nothing()])
         # wgpu-py 0.32's on_submitted_work_done raises a TypeError; a map waits for the same.
         if self._fence is None:
             self._fence = self._device.create_buffer(
@@ -56,6 +58,10 @@ class Submitter:
             )
         self._fence.map_sync("READ")
         self._fence.unmap()
+
+    def _nothing(self) -> Any:
+        """An empty command buffer. Finishing one raises where the device is lost."""
+        return self._device.create_command_encoder(label="flush").finish()
 
     def staging(self, size: int, label: str) -> Staging:
         """A kept staging buffer of ``size`` bytes."""
@@ -81,6 +87,12 @@ class Staging:
             doing=f"allocating {size} bytes to read back",
         )
 
+    @property
+    def alive(self) -> bool:
+        """False once the garbage collector has released the buffer: it does so before it asks the
+        step that held it, which may still give it back."""
+        return getattr(self.buffer, "_internal", self) is not None
+
     @contextmanager
     def mapped(self, token: int, size: int) -> Iterator[memoryview]:
         """The first ``size`` bytes once the submission of ``token`` is done. The view dies with
@@ -102,29 +114,31 @@ class NativeSubmitter(Submitter):
         super().__init__(device)
         bindings = importlib.import_module("wgpu.backends.wgpu_native._ffi")
         self._ffi, self._lib = bindings.ffi, bindings.lib
+        self._calls = native_calls()
 
     def submit(self, command_buffer: Any) -> int:
-        handles = self._ffi.new("WGPUCommandBuffer[1]", [command_buffer._internal])
-        return int(self._lib.wgpuQueueSubmitForIndex(self._device.queue._internal, 1, handles))
+        return self._calls.submit(self._device.queue._internal, command_buffer._internal)
 
     def wait(self, token: int) -> None:
         index = self._ffi.new("WGPUSubmissionIndex *", token)
-        self._lib.wgpuDevicePoll(self._device._internal, 1, index)
+        self._calls.poll(self._device._internal, True, index)
 
     def flush(self) -> None:
-        self._device.queue.submit([])
-        self._lib.wgpuDevicePoll(self._device._internal, 1, self._ffi.NULL)
+        self.submit(self._nothing())
+        self._calls.poll(self._device._internal, True)
 
     def staging(self, size: int, label: str) -> Staging:
-        return NativeStaging(self._device, size, label, self._ffi, self._lib)
+        return NativeStaging(self._device, size, label, self._ffi, self._lib, self._calls)
 
 
 class NativeStaging(Staging):
     """Maps through wgpu-native's C functions."""
 
-    def __init__(self, device: Any, size: int, label: str, ffi: Any, lib: Any) -> None:
+    def __init__(
+        self, device: Any, size: int, label: str, ffi: Any, lib: Any, calls: NativeCalls
+    ) -> None:
         super().__init__(device, size, label)
-        self._device, self._ffi, self._lib = device, ffi, lib
+        self._device, self._ffi, self._lib, self._calls = device, ffi, lib, calls
         # A callback outlives the call it was made for, so it may not hold this object.
         state: dict[str, Any] = {"status": 0, "message": "", "interrupt": None}
         self._state = state
@@ -158,22 +172,32 @@ class NativeStaging(Staging):
         self.idle = False
         lib.wgpuBufferMapAsync(handle, lib.WGPUMapMode_Read, 0, size, self._info[0])
         try:
-            lib.wgpuDevicePoll(self._device._internal, 1, self._index)
+            try:
+                self._calls.poll(self._device._internal, True, self._index)
+            except DeviceLostError:
+                state["status"] = lib.WGPUMapAsyncStatus_Error
+                raise
             if not state["status"]:
                 self._await_callback()
             if state["interrupt"] is not None:
                 raise state["interrupt"]
             if state["status"] != lib.WGPUMapAsyncStatus_Success:
-                text = state["message"] or f"map status {state['status']}"
-                cls = DeviceLostError if "lost" in str(text).lower() else WgpuDelegateError
-                raise cls(f"{self.buffer.label}: the results could not be mapped: {text}")
+                text = plain_text(str(state["message"])) or f"map status {state['status']}"
+                message = f"{self.buffer.label}: the results could not be mapped: {text}"
+                if "lost" in text.lower() or "destroyed" in text.lower():
+                    raise DeviceLostError(
+                        f"{message}. Load the program again on a new device: program.reload()."
+                    )
+                raise WgpuDelegateError(message)
             pointer = lib.wgpuBufferGetConstMappedRange(handle, 0, size)
             if pointer == self._ffi.NULL:
                 raise WgpuDelegateError(f"{self.buffer.label}: the results could not be mapped")
             yield memoryview(self._ffi.buffer(pointer, size))
         finally:
-            # Also cancels a map that is pending (an interrupt in the wait).
-            lib.wgpuBufferUnmap(handle)
+            # Also cancels a map that is pending (an interrupt in the wait). A refused one leaves
+            # nothing to unmap, and wgpu would complain.
+            if state["status"] in (0, lib.WGPUMapAsyncStatus_Success):
+                lib.wgpuBufferUnmap(handle)
             self.idle = True
 
     def _await_callback(self) -> None:
@@ -181,7 +205,7 @@ class NativeStaging(Staging):
         deadline = time.monotonic() + _POLL_PATIENCE_S
         state = self._state
         while not (state["status"] or state["interrupt"]) and time.monotonic() < deadline:
-            self._lib.wgpuDevicePoll(self._device._internal, 0, self._ffi.NULL)
+            self._calls.poll(self._device._internal, False)
             time.sleep(0)
 
 

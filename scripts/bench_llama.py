@@ -4,6 +4,11 @@
 
 prints what each takes: seconds, bytes on disk, in the process and on the GPU, ms a token. Weights
 are random, so the text is not; the shapes, and with them the times, are the model's own.
+
+    python -m executorch_wgpu.scripts.bench_llama llama3_2_1b --quantize 4w:32 \\
+        --embedding-quantize 4:32 --list 1b.list
+
+writes the dispatch list alone, without weights.
 """
 
 from __future__ import annotations
@@ -26,6 +31,8 @@ from executorch_wgpu.scripts.console import Console, duration, quiet, size
 @click.argument("name")
 @click.option("--dtype", type=click.Choice(["f32", "f16", "bf16"]), default="f16")
 @click.option("--kv-dtype", type=click.Choice(["f32", "f16", "bf16"]), default="f32")
+@click.option("--quantize", default="none", help="Of linear layers: 4w:32, 8w, 8da4w:128 ...")
+@click.option("--embedding-quantize", default="none", help="Of the embedding table: 4:32, 8 ...")
 @click.option("--layers", type=int, help="Fewer than the model's own.")
 @click.option("--max-context", default=1024, show_default=True)
 @click.option("--max-seq-len", default=128, show_default=True)
@@ -33,10 +40,21 @@ from executorch_wgpu.scripts.console import Console, duration, quiet, size
 @click.option("--new-tokens", default=8, show_default=True)
 @click.option("--device", help="Part of an adapter's name, see `executorch-wgpu devices`.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Keep the .pte here.")
+@click.option(
+    "--list",
+    "list_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the dispatch list of a decode step and of prompts here, and stop.",
+)
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--part", type=click.Choice(["both", "export", "run"]), default="both", hidden=True)
-def main(part: str, out: Path | None, json_path: Path | None, **options: Any) -> None:
+def main(
+    part: str, out: Path | None, list_path: Path | None, json_path: Path | None, **options: Any
+) -> None:
     """Export NAME (one of recipes.families) with random weights, then run it."""
+    if list_path is not None:
+        list_path.write_bytes(dispatch_list(options))
+        return
     if part != "both":
         assert out is not None
         figures = export(out, options) if part == "export" else run(out, options)
@@ -97,29 +115,46 @@ def memory() -> dict[str, int]:
     return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows}
 
 
+def _checkpoint(options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A checkpoint and the arguments of ``pte.export_checkpoint`` that the options say."""
+    import torch
+
+    from executorch_wgpu.scripts.recipes import families
+
+    dtypes = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+    layers = {} if options["layers"] is None else {"n_layers": options["layers"]}
+    same = ("max_seq_len", "max_context", "quantize", "embedding_quantize")
+    return families.random_checkpoint(options["name"], **layers), {
+        "dtype": dtypes[options["dtype"]],
+        "kv_dtype": dtypes[options["kv_dtype"]],
+        **{name: options[name] for name in same},
+    }
+
+
+def dispatch_list(options: dict[str, Any]) -> bytes:
+    """The serialized dispatch list, without weights."""
+    from executorch_wgpu.scripts.progress import Progress
+
+    with Progress() as progress, quiet():
+        with progress.step("import"):
+            from executorch_wgpu.scripts.recipes import pte
+        checkpoint, arguments = _checkpoint(options)
+        model = pte.checkpoint_model(checkpoint, **arguments, progress=progress)
+        with progress.step("lower"):
+            return pte.dispatch_lists(model)["forward"]
+
+
 def export(path: Path, options: dict[str, Any]) -> dict[str, Any]:
     """Write the file. Gives seconds by step, weights' bytes, peaks of memory."""
     from executorch_wgpu.scripts.progress import Progress
 
     with Progress() as progress, MemoryWatch() as watch:
         with progress.step("import"), quiet():
-            import torch
-
-            from executorch_wgpu.scripts.recipes import families, pte
+            from executorch_wgpu.scripts.recipes import pte
         base = memory().get("RssAnon", 0)
-        dtypes = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-        layers = {} if options["layers"] is None else {"n_layers": options["layers"]}
-        checkpoint = families.random_checkpoint(options["name"], **layers)
+        checkpoint, arguments = _checkpoint(options)
         with quiet():
-            pte.export_checkpoint(
-                checkpoint,
-                path,
-                dtype=dtypes[options["dtype"]],
-                kv_dtype=dtypes[options["kv_dtype"]],
-                max_seq_len=options["max_seq_len"],
-                max_context=options["max_context"],
-                progress=progress,
-            )
+            pte.export_checkpoint(checkpoint, path, **arguments, progress=progress)
     return {
         "seconds": progress.seconds,
         "file_bytes": path.stat().st_size,

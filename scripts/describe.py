@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from executorch_wgpu.scripts.quantization import quantization
 from executorch_wgpu.serialization.dispatch_list import (
     NONE,
     Access,
@@ -142,6 +143,7 @@ class _Describer:
             "steps": [[self._route(route) for route in step.routes] for step in program.steps],
             "kernels": [self._kernel(kernel) for kernel in program.kernels],
             "requires": {"features": list(program.features), "limits": dict(program.limits)},
+            "quantization": quantization(program),
             "bytes": self._bytes(),
             "counts": self._counts(),
         }

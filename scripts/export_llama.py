@@ -50,13 +50,16 @@ _DTYPES = click.Choice(["f32", "f16", "bf16"])
     show_default=True,
     help="Most tokens of one call; longer prompts go in chunks.",
 )
-@click.option("--all-logits", is_flag=True, help="The logits of every token, for eval.")
 @click.option(
-    "--generate/--no-generate",
-    default=True,
-    show_default=True,
-    help="A method that chooses tokens on the GPU, too. Without it the host does.",
+    "--quantize",
+    metavar="SCHEME",
+    help="Of linear layers: 4w:32 (bits, neighbours that share a scale), 8w, 8da4w:128 (int8 "
+    "activations), keep (a GGUF file's blocks as they are) or none. Default: keep without --dtype.",
 )
+@click.option(
+    "--embedding-quantize", metavar="SCHEME", help="Of the embedding table: 4:32, 8, keep, none."
+)
+@click.option("--all-logits", is_flag=True, help="The logits of every token, for eval.")
 def export_llama(
     gguf: Path | None,
     checkpoint: Path | None,
@@ -68,8 +71,9 @@ def export_llama(
     kv_dtype: str,
     max_context: int,
     max_seq_len: int,
+    quantize: str | None,
+    embedding_quantize: str | None,
     all_logits: bool,
-    generate: bool,
 ) -> None:
     """Export a llama model with its tokenizer, as one file that `run` needs nothing else for."""
     if sum(source is not None for source in (gguf, checkpoint, hf)) != 1:
@@ -78,6 +82,7 @@ def export_llama(
         raise click.UsageError("--checkpoint and --params go together")
     if out.suffix != ".pte":
         raise click.UsageError(f"--out {out}: the name of a .pte file ends in .pte")
+    default = "keep" if dtype is None and quantize is None else "none"
     from executorch_wgpu.scripts.progress import Progress
 
     with Progress() as progress:
@@ -98,7 +103,8 @@ def export_llama(
                     max_seq_len=max_seq_len,
                     max_context=max_context,
                     all_logits=all_logits,
-                    methods=("forward", "generate") if generate else ("forward",),
+                    quantize=quantize or default,
+                    embedding_quantize=embedding_quantize or default,
                     progress=progress,
                 )
         except (ValueError, ModuleNotFoundError) as error:

@@ -203,9 +203,17 @@ def _print_summary(console: Any, program: dict[str, Any]) -> None:
                 f"{counts['kernels']} kernels of {counts['shaders']} shaders, "
                 f"{counts['expressions']} expressions, {counts['live_values']} live values",
             ),
+            ("quantized", "; ".join(map(_quantized, program["quantization"])) or "nothing"),
             ("bytes", ", ".join(f"{kind} {size(n)}" for kind, n in program["bytes"].items())),
         ]
     )
+
+
+def _quantized(row: dict[str, Any]) -> str:
+    from executorch_wgpu.scripts.console import size
+
+    count = f"{row['weights']} weight{'s' if row['weights'] != 1 else ''}"
+    return f"{row['scheme']} {count}, {size(row['bytes'])} with scales"
 
 
 def _value_row(value: dict[str, Any]) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ from executorch_wgpu.backend.passes.fuse_rope_cache import fuse_rope_cache
 from executorch_wgpu.backend.passes.join_linears import join_linears
 from executorch_wgpu.backend.passes.keep_f32 import keep_f32
 from executorch_wgpu.backend.passes.make_linear import make_linear
+from executorch_wgpu.backend.passes.merge_quantize import merge_quantize
 from executorch_wgpu.backend.passes.source_handles import note_source_handles
 from executorch_wgpu.backend.passes.split_sdpa import split_sdpa
 from executorch_wgpu.ops.call import OpChain
@@ -26,6 +27,7 @@ from executorch_wgpu.ops.call import OpChain
 PASSES: tuple[Callable[[OpChain], None], ...] = (
     fold_scalar_constants,
     fuse_quantized,
+    merge_quantize,
     keep_f32,
     drop_views,
     fold_casts,

@@ -55,7 +55,7 @@ def fuse_epilogue(chain: OpChain) -> None:
         wider, values = merged(formula, operands, {total: formula_of_linear(layer)}, [total])
         origin = Origin.of_several("linear", [layer.origin, call.origin], layer.origin.module_path)
         args = {**layer.args, "formula": wider, "operands": values[1:]}
-        fused = OpCall("wgpu.linear", args, (out,), origin)
+        fused = OpCall(layer.op, args, (out,), origin)
         if registry.unsupported_reason(fused) is None:
             replaced[id(index.producer[total])] = []
             replaced[id(call)] = [fused]

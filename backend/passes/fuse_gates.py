@@ -8,8 +8,10 @@ from executorch_wgpu.backend.passes.linears import (
     fits_epilogue,
     formula_of_linear,
     is_plain,
-    joined,
+    joined_rows,
+    kind_of,
     linear_of,
+    rows_of,
 )
 from executorch_wgpu.backend.passes.pointwise_of import merged, pointwise_of
 from executorch_wgpu.backend.passes.rewrite import replace_calls
@@ -51,17 +53,16 @@ def fuse_gates(chain: OpChain) -> None:
         if len(layers) != 2 or not all(fits_epilogue(value, out) for value in operands):
             continue
         one, two = layers
-        both = [one["weight"], two["weight"]]
-        if one["x"] is not two["x"] or both[0].shape != both[1].shape:
+        if kind_of(one) != kind_of(two) or one["weight"].shape != two["weight"].shape:
             continue
-        if both[0].dtype is not both[1].dtype or not weights.are_free(both):
+        if not weights.are_free([*rows_of(one).values(), *rows_of(two).values()]):
             continue
         sums = [layer.outputs[0] for layer in layers]
         inner = {layer.outputs[0]: formula_of_linear(layer) for layer in layers}
         formula, values = merged(formula, operands, inner, sums)
         args = {
-            "x": one["x"],
-            "weight": joined(both, alternate=True),
+            **one.args,
+            **joined_rows(layers, alternate=True),
             "formula": formula,
             "operands": values[2:],
             "pairs": True,
@@ -69,7 +70,7 @@ def fuse_gates(chain: OpChain) -> None:
         origins = [layer.origin for layer in layers]
         path = Origin.of_several("", origins).module_path
         origin = Origin.of_several("gated_linear", [*origins, call.origin], path)
-        gated = OpCall("wgpu.linear", args, (out,), origin)
+        gated = OpCall(one.op, args, (out,), origin)
         if registry.unsupported_reason(gated) is None:
             replaced |= {id(layer): [] for layer in layers}
             replaced[id(call)] = [gated]

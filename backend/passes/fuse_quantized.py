@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from executorch_wgpu.backend.passes.chain_index import ChainIndex
+from executorch_wgpu.backend.passes.make_linear import bias_arguments
 from executorch_wgpu.backend.passes.quantized import CASTS, PackedWeights, transposed
 from executorch_wgpu.ops import registry
 from executorch_wgpu.ops.call import OpCall, OpChain, Value
@@ -21,6 +22,13 @@ _VIEWS = (
     "aten.squeeze_copy.dim",
 )
 
+#: Operators of modules that hold packed weights (ops/quant/torch_ops.py): the same by our names.
+_PACKED = {
+    "wgpu.packed_linear.default": "wgpu.linear_q",
+    "wgpu.packed_linear_8da.default": "wgpu.linear_8da",
+    "wgpu.packed_embedding.default": "wgpu.embedding_q",
+}
+
 
 def fuse_quantized(chain: OpChain) -> None:
     """
@@ -32,7 +40,7 @@ def fuse_quantized(chain: OpChain) -> None:
 
     After::
 
-        x, packed w, scales, zeros, bias --wgpu.linear_q--> y
+        x, packed w, scales, zeros, formula (of the sum and the bias) --wgpu.linear_q--> y
 
     Before, with activations quantized a token at a time, or with one scale::
 
@@ -43,7 +51,7 @@ def fuse_quantized(chain: OpChain) -> None:
     After::
 
         x --choose_qparams--quantize: int8--+
-        packed w, scales, zeros, bias ------wgpu.linear_8da--> y
+        packed w, scales, zeros, formula ---wgpu.linear_8da--> y
 
     Before, and with tables: ``dequantize(w), indices --embedding``; after:
     ``packed w, indices --wgpu.embedding_q``. One constant is packed once, so a tied embedding stays
@@ -56,6 +64,12 @@ def fuse_quantized(chain: OpChain) -> None:
         found = _embedding(weights, call) or _linear(index, weights, call)
         if found is not None and registry.unsupported_reason(found) is None:
             fused[id(call)] = found
+        elif call.op in _PACKED:
+            name, args = _PACKED[call.op], dict(call.args)
+            if "bias" in args:
+                args |= bias_arguments(args.pop("bias"))
+            origin = replace(call.origin, op=name.split(".")[1])
+            fused[id(call)] = OpCall(name, args, call.outputs, origin)
     chain.calls = [fused.get(id(call), call) for call in chain.calls]
 
 
@@ -81,11 +95,12 @@ def _linear(index: ChainIndex, weights: PackedWeights, call: OpCall) -> OpCall |
     origin = replace(call.origin, op="linear_q")
     activations = _activations(index, x)
     if activations is not None:
-        args = {**activations, **packed, "bias": bias}
+        args = {**activations, **packed, **bias_arguments(bias)}
         found = OpCall("wgpu.linear_8da", args, call.outputs, origin)
         if registry.unsupported_reason(found) is None:
             return found
-    return OpCall("wgpu.linear_q", {"x": x, **packed, "bias": bias}, call.outputs, origin)
+    args = {"x": x, **packed, **bias_arguments(bias)}
+    return OpCall("wgpu.linear_q", args, call.outputs, origin)
 
 
 def _parts(index: ChainIndex, call: OpCall) -> tuple[Value, Any, Value | None] | None:

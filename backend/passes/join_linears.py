@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from executorch_wgpu.backend.passes.chain_index import ChainIndex
-from executorch_wgpu.backend.passes.linears import Weights, is_plain, joined
+from executorch_wgpu.backend.passes.linears import (
+    LINEARS,
+    Weights,
+    is_plain,
+    joined,
+    joined_rows,
+    kind_of,
+    rows_of,
+)
 from executorch_wgpu.backend.passes.rewrite import replace_calls
 from executorch_wgpu.ops import registry
 from executorch_wgpu.ops.call import OpCall, OpChain, Origin, Value
@@ -30,14 +38,14 @@ def join_linears(chain: OpChain) -> None:
     index, weights = ChainIndex(chain), Weights(chain)
     groups: dict[tuple[object, ...], list[OpCall]] = {}
     for call in chain.calls:
-        if call.op != "wgpu.linear" or call["pairs"] or not is_plain(call):
+        if call.op not in LINEARS or call["pairs"] or not is_plain(call):
             continue
-        if not weights.are_free([call["weight"], *call["operands"]]):
+        if not weights.are_free([*rows_of(call).values(), *call["operands"]]):
             continue
         (out,) = call.outputs
         if out.dtype is not DType.F32 and not _widened(index, out):
             continue
-        key = (call["x"], call["weight"].dtype, len(call["operands"]), out.shape[:-1])
+        key = (kind_of(call), len(call["operands"]), out.shape[:-1])
         groups.setdefault(key, []).append(call)
     replaced: dict[int, list[OpCall]] = {}
     for layers in groups.values():
@@ -50,10 +58,10 @@ def join_linears(chain: OpChain) -> None:
         biases = [[layer["operands"][i] for layer in layers] for i in range(len(first["operands"]))]
         args = {
             **first.args,
-            "weight": joined([layer["weight"] for layer in layers]),
+            **joined_rows(layers),
             "operands": [joined(bias) for bias in biases],
         }
-        linear = OpCall("wgpu.linear", args, (total,), origin)
+        linear = OpCall(first.op, args, (total,), origin)
         if registry.unsupported_reason(linear) is not None:
             continue
         split = {"self": total, "split_sizes": widths, "dim": -1}

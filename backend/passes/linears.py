@@ -1,4 +1,5 @@
-"""What passes over ``wgpu.linear`` share."""
+"""What passes over linear layers share: over ``wgpu.linear`` and, with packed weights,
+``wgpu.linear_q`` and ``wgpu.linear_8da``."""
 
 from __future__ import annotations
 
@@ -15,13 +16,21 @@ from executorch_wgpu.ops.joined import JoinedRows
 from executorch_wgpu.ops.symbolic import product
 from executorch_wgpu.serialization.dispatch_list import DType
 
+#: Arguments of a linear layer with a row (of each that is there) for a row of the weight.
+_ROWS = {
+    "wgpu.linear": ("weight",),
+    "wgpu.linear_q": ("weight", "scales", "zeros"),
+    "wgpu.linear_8da": ("weight", "scales", "zeros"),
+}
+LINEARS = tuple(_ROWS)
+
 #: The sum as it is.
 SUM = Formula((DType.F32,))
 
 
 def linear_of(index: ChainIndex, value: Value) -> OpCall | None:
     """The linear layer that computes ``value``, where it is one sum an element and not rounded."""
-    call = index.made_by(value, "wgpu.linear")
+    call = index.made_by(value, *LINEARS)
     return None if call is None or call["pairs"] or value.dtype is not DType.F32 else call
 
 
@@ -36,6 +45,27 @@ def formula_of_linear(call: OpCall) -> tuple[Formula, list[Value]]:
     """What becomes of the sum, with the layer's output as the sum's name among the operands."""
     (out,) = call.outputs
     return (call["formula"] or SUM), [out, *call["operands"]]
+
+
+def rows_of(call: OpCall) -> dict[str, Value]:
+    """The constants of a linear layer that are its rows: its weight, with what belongs to that."""
+    return {name: call[name] for name in _ROWS[call.op] if isinstance(call[name], Value)}
+
+
+def kind_of(call: OpCall) -> tuple[object, ...]:
+    """What linear layers have in common that may be joined by their rows: the operator, its input,
+    and how the weight is stored."""
+    rows = rows_of(call)
+    stored = tuple((name, value.dtype, value.shape[1:]) for name, value in rows.items())
+    others = {"formula", "operands", "pairs", *_ROWS[call.op]}
+    shared = tuple((name, arg) for name, arg in call.args.items() if name not in others)
+    return (call.op, stored, shared)
+
+
+def joined_rows(layers: Sequence[OpCall], *, alternate: bool = False) -> dict[str, Value]:
+    """The arguments of linear layers of one kind (:func:`kind_of`) that are rows, joined."""
+    rows = [rows_of(layer) for layer in layers]
+    return {name: joined([one[name] for one in rows], alternate=alternate) for name in rows[0]}
 
 
 class Weights:

@@ -29,6 +29,9 @@ _TRANSPOSED = (
     "aten.transpose.int",
 )
 
+#: Linear layers that fuse_quantized made.
+_PACKED = ("wgpu.linear_q", "wgpu.linear_8da")
+
 #: sum + bias
 ADD = Formula((DType.F32, DType.F32), (Line(DType.F32, "({0} + {1})", (0, 1)),))
 
@@ -45,9 +48,10 @@ def make_linear(chain: OpChain) -> None:
 
         x, w, formula (of the sum and the bias) --wgpu.linear--> y
 
-    The views are taken in where they keep the last dimension. That is no fusion yet: passes that
-    follow find one form to work on. Matmuls without a constant weight, with other scalars than 1,
-    or with another bias than a vector stay.
+    The views are taken in where they keep the last dimension, around linear layers over packed
+    weights (``fuse_quantized``), too. That is no fusion yet: passes that follow find one form to
+    work on. Matmuls without a constant weight, with other scalars than 1, or with another bias than
+    a vector stay.
     """
     index = ChainIndex(chain)
     replaced: dict[int, list[OpCall]] = {}
@@ -55,21 +59,14 @@ def make_linear(chain: OpChain) -> None:
         parts = _parts(index, call)
         if parts is None:
             continue
-        x, weight, bias = parts
-        x = _whole(index, x)
+        op, args = parts
+        args["x"] = _whole(index, args["x"])
         out, view = call.outputs[0], None
         user = index.only_user(out)
         if user is not None and user.op in _VIEWS and _same_rows(user.outputs[0], out):
             out, view = user.outputs[0], user
-        args: dict[str, Any] = {
-            "x": x,
-            "weight": weight,
-            "formula": None if bias is None else ADD,
-            "operands": [] if bias is None else [bias],
-            "pairs": False,
-        }
         origin = Origin.of_several("linear", [call.origin])
-        linear = OpCall("wgpu.linear", args, (out,), origin)
+        linear = OpCall(op, args, (out,), origin)
         if registry.unsupported_reason(linear) is not None:
             continue
         replaced[id(call)] = [linear]
@@ -78,9 +75,17 @@ def make_linear(chain: OpChain) -> None:
     replace_calls(chain, replaced)
 
 
-def _parts(index: ChainIndex, call: OpCall) -> tuple[Value, Value, Value | None] | None:
-    """(x [..., K], weight [N, K], bias [N] or None) of a linear layer."""
+def bias_arguments(bias: Value | None) -> dict[str, Any]:
+    """The arguments of a linear layer that say what becomes of its sums: a bias is added."""
+    operands = [] if bias is None else [bias]
+    return {"formula": ADD if operands else None, "operands": operands, "pairs": False}
+
+
+def _parts(index: ChainIndex, call: OpCall) -> tuple[str, dict[str, Any]] | None:
+    """A linear layer as (operator, arguments)."""
     bias: Any = None
+    if call.op in _PACKED:
+        return call.op, dict(call.args)
     if call.op == "aten.linear.default":
         x, weight, bias = call["input"], call["weight"], call.args.get("bias")
     elif call.op == "aten.mm.default":
@@ -95,7 +100,7 @@ def _parts(index: ChainIndex, call: OpCall) -> tuple[Value, Value, Value | None]
         return None
     if bias is not None and (bias.rank != 1 or bias.shape[0] != weight.shape[0]):
         return None
-    return x, weight, bias
+    return "wgpu.linear", {"x": x, "weight": weight, **bias_arguments(bias)}
 
 
 def _transposed(index: ChainIndex, value: Value) -> Value | None:

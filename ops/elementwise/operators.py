@@ -182,6 +182,31 @@ def _gelu(call: OpCall) -> str:
     return "gelu({self})"
 
 
+def _elu(call: OpCall) -> str:
+    """``scale * (x if x > 0 else alpha * (exp(input_scale * x) - 1))``."""
+    alpha, scale, inner = (
+        float_literal(float(call[name])) for name in ("alpha", "scale", "input_scale")
+    )
+    most = "0.0" if call["input_scale"] >= 0 else "88.722"
+    low = f"{alpha} * (exp(min({inner} * {{self}}, {most})) - 1.0)"
+    return f"({scale} * select({low}, {{self}}, {{self}} > 0.0))"
+
+
+def _hardtanh(call: OpCall) -> str:
+    low, high = (float_literal(float(call[name])) for name in ("min_val", "max_val"))
+    return f"min(max({{self}}, {low}), {high})"
+
+
+def _leaky_relu(call: OpCall) -> str:
+    slope = float_literal(float(call["negative_slope"]))
+    return f"select({slope} * {{self}}, {{self}}, {{self}} > 0.0)"
+
+
+def _divide(call: OpCall) -> str:
+    mode = call["rounding_mode"]
+    return f"divide_{mode}({{self}}, {{other}})" if mode else "({self} / {other})"
+
+
 _UNARY = ("self",)
 _BINARY = ("self", "other")
 _SIGMOID = "(1.0 / (1.0 + exp(min(-({self}), 88.0))))"
@@ -195,6 +220,27 @@ HELPERS = {
         + t * (-1.453152027 + t * 1.061405429))));
     let tail = 0.5 * poly * exp(max(-z * z, -87.0));  // 1 - Phi(|x|)
     return x * select(1.0 - tail, tail, x < 0.0);
+}""",
+    # Near 0 the sum 1 + x loses what matters of x.
+    "log1p": """fn log1p(x: f32) -> f32 {
+    let near = x * (1.0 - x * (0.5 - x * (0.33333333 - x * (0.25 - 0.2 * x))));
+    return select(log(1.0 + x), near, abs(x) < 0.03);
+}""",
+    # WGSL's division may be off in its last bits, which decides where a quotient is whole: the
+    # remainder says on which side of it the truth lies. It is exact, for the halves of q and b have
+    # 12 bits each.
+    "divide": """fn divide_floor(a: f32, b: f32) -> f32 {
+    let q = floor(a / b);
+    let q_high = bitcast<f32>(bitcast<u32>(q) & 0xfffff000u);
+    let b_high = bitcast<f32>(bitcast<u32>(b) & 0xfffff000u);
+    let q_low = q - q_high;
+    let b_low = b - b_high;
+    let most = ((a - q_high * b_high) - q_high * b_low) - q_low * b_high;
+    let rest = (most - q_low * b_low) * sign(b);
+    return q + select(0.0, 1.0, rest >= abs(b)) - select(0.0, 1.0, rest < 0.0);
+}
+fn divide_trunc(a: f32, b: f32) -> f32 {
+    return sign(a) * sign(b) * divide_floor(abs(a), abs(b));
 }""",
 }
 
@@ -211,11 +257,19 @@ POINTWISE: dict[str, Pointwise] = {
     "aten.div.Scalar": Pointwise(_BINARY, "({self} / {other})"),
     "aten.neg.default": Pointwise(_UNARY, "(-({self}))", integer=True),
     "aten.abs.default": Pointwise(_UNARY, "abs({self})", integer=True),
+    "aten.ceil.default": Pointwise(_UNARY, "ceil({self})"),
+    "aten.floor.default": Pointwise(_UNARY, "floor({self})"),
+    "aten.trunc.default": Pointwise(_UNARY, "trunc({self})"),
+    "aten.round.default": Pointwise(_UNARY, "round({self})"),
+    "aten.div.Tensor_mode": Pointwise(_BINARY, _divide, helper="divide"),
     "aten.rsqrt.default": Pointwise(_UNARY, "inverseSqrt({self})"),
     "aten.sqrt.default": Pointwise(_UNARY, "sqrt({self})"),
     "aten.reciprocal.default": Pointwise(_UNARY, "(1.0 / {self})"),
     "aten.exp.default": Pointwise(_UNARY, "exp(min({self}, 88.722))"),
     "aten.log.default": Pointwise(_UNARY, "log({self})"),
+    "aten.log2.default": Pointwise(_UNARY, "log2({self})"),
+    "aten.log10.default": Pointwise(_UNARY, "(log2({self}) * 0.30102999566)"),
+    "aten.log1p.default": Pointwise(_UNARY, "log1p({self})", helper="log1p"),
     "aten.sin.default": Pointwise(_UNARY, "sin({self})"),
     "aten.cos.default": Pointwise(_UNARY, "cos({self})"),
     "aten.tanh.default": Pointwise(_UNARY, "tanh(clamp({self}, -20.0, 20.0))"),
@@ -224,6 +278,9 @@ POINTWISE: dict[str, Pointwise] = {
     "aten.gelu.default": Pointwise(_UNARY, _gelu, helper="gelu"),
     "aten.clamp.default": Pointwise(_UNARY, _clamp, integer=True),
     "aten.relu.default": Pointwise(_UNARY, "max({self}, 0.0)"),
+    "aten.elu.default": Pointwise(_UNARY, _elu),
+    "aten.hardtanh.default": Pointwise(_UNARY, _hardtanh),
+    "aten.leaky_relu.default": Pointwise(_UNARY, _leaky_relu),
     "aten.pow.Tensor_Scalar": Pointwise(("self", "exponent"), _power),
     "aten.maximum.default": Pointwise(_BINARY, "max({self}, {other})", integer=True),
     "aten.minimum.default": Pointwise(_BINARY, "min({self}, {other})", integer=True),

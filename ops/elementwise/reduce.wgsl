@@ -1,7 +1,11 @@
 {# One workgroup reduces one row: DIM elements, STRIDE apart, from base + the row's offset.
-   Lanes stride through the row, then halve in workgroup memory. KIND: sum, mean, amax. X, Y:
-   codecs of halves.wgsl. #}
+   Lanes stride through the row, then halve in workgroup memory. KIND: sum, mean, amax, amin.
+   X, Y: codecs of halves.wgsl. #}
 {% from "halves.wgsl" import half_functions, read, write_one %}
+{% macro join(a, b) %}
+{%- if KIND in ("amax", "amin") %}{{ KIND[1:] }}({{ a }}, {{ b }}){% else %}{{ a }} + {{ b }}{% endif %}
+{%- endmacro %}
+{% set LARGEST = "3.4028234663852886e38" %}
 {{ half_functions([X, Y]) }}
 var<workgroup> partial: array<f32, {{ WG_X }}>;
 
@@ -12,17 +16,17 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
     let row = workgroup.x + workgroup.y * groups.x;
     if (row >= {{ ROWS }}) { return; }
     let start = {{ START }} + row * {{ ROW_STRIDE }};
-    var total = {{ "-3.4028234663852886e38" if KIND == "amax" else "0.0" }};
+    var total = {{ {"amax": "-" ~ LARGEST, "amin": LARGEST}.get(KIND, "0.0") }};
     for (var i = lane; i < {{ DIM }}; i += {{ WG_X }}u) {
         let value = {{ read("x", X, false, "start + i") }};
-        total = {{ "max(total, value)" if KIND == "amax" else "total + value" }};
+        total = {{ join("total", "value") }};
     }
     partial[lane] = total;
     workgroupBarrier();
 {% set ns = namespace(half=WG_X // 2) %}
 {% for _ in range(WG_X.bit_length() - 1) %}
     if (lane < {{ ns.half }}u) {
-        partial[lane] = {{ "max(partial[lane], partial[lane + %du])" % ns.half if KIND == "amax" else "partial[lane] + partial[lane + %du]" % ns.half }};
+        partial[lane] = {{ join("partial[lane]", "partial[lane + %du]" % ns.half) }};
     }
     workgroupBarrier();
 {% set ns.half = ns.half // 2 %}

@@ -18,7 +18,9 @@ from executorch_wgpu.ops.tensor import Tensor
 MAX_OPERANDS = 5
 
 
-def _reason(call: OpCall) -> str | None:
+def formula_reason(call: OpCall) -> str | None:
+    """Why ``formula``, ``operands`` and ``pairs`` of a linear layer are not supported, None when
+    they are."""
     formula: Formula | None = call["formula"]
     sums = 2 if call["pairs"] else 1
     operands = call["operands"]
@@ -28,9 +30,25 @@ def _reason(call: OpCall) -> str | None:
         return f"a formula of {len(formula.operands)} numbers over {len(operands)} operands"
     if any(not is_float(dtype) for dtype in (*formula.operands, formula.dtype)):
         return "a formula of other dtypes than floats"
-    if sums == 2 and call["weight"].shape[1] == 1:
-        return "pairs of rows of one element"
     return None
+
+
+def _reason(call: OpCall) -> str | None:
+    if call["pairs"] and call["weight"].shape[1] == 1:
+        return "pairs of rows of one element"
+    return formula_reason(call)
+
+
+def formula_epilogue(b: Builder, call: OpCall) -> Epilogue:
+    """What ``formula``, ``operands`` and ``pairs`` of a linear layer say."""
+    if call["formula"] is None:
+        return Epilogue()
+    shape = call.outputs[0].shape
+    operands = tuple(_operand(b, tensor, shape) for tensor in call["operands"])
+    sums = ["acc", "acc1"] if call["pairs"] else ["acc"]
+    names = ", ".join([*sums, *(f"e{i}" for i in range(len(operands)))])
+    helper = call["formula"].function("formula")
+    return Epilogue(f"formula({names})", operands, helper, call["pairs"])
 
 
 @register("wgpu.linear", supports=all_of(floats, _reason), converts=True)
@@ -41,15 +59,8 @@ def linear(b: Builder, call: OpCall) -> Tensor:
     of ``weight``, and the output has N / 2 columns. The output may have any shape of so many
     elements with that last size. One dispatch, more where ``weight`` is bound in pieces."""
     x, weight = call["x"], call["weight"]
-    shape = call.outputs[0].shape
-    out = b.empty(shape, call.outputs[0].dtype, "linear")
-    epilogue = Epilogue()
-    if call["formula"] is not None:
-        operands = tuple(_operand(b, tensor, shape) for tensor in call["operands"])
-        sums = ["acc", "acc1"] if call["pairs"] else ["acc"]
-        names = ", ".join([*sums, *(f"e{i}" for i in range(len(operands)))])
-        helper = call["formula"].function("formula")
-        epilogue = Epilogue(f"formula({names})", operands, helper, call["pairs"])
+    out = b.empty(call.outputs[0].shape, call.outputs[0].dtype, "linear")
+    epilogue = formula_epilogue(b, call)
     emit_matmul(b, "linear", as_rows(b, x), batch_of_one(weight), out, epilogue)
     return out
 

@@ -1,3 +1,3 @@
-"""Normalisations of the last dimension."""
+"""Normalisations of the last dimensions."""
 
-from executorch_wgpu.ops.norm import rms_norm, softmax  # noqa: F401
+from executorch_wgpu.ops.norm import layer_norm, rms_norm, softmax  # noqa: F401

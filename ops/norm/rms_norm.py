@@ -11,7 +11,7 @@ from executorch_wgpu.ops.symbolic import Sym, product
 from executorch_wgpu.ops.tensor import Tensor
 
 
-def _workgroup(dim: object) -> int:
+def row_workgroup(dim: object) -> int:
     """Enough lanes for a row, a power of two for the reduction."""
     if isinstance(dim, Sym):
         return 128
@@ -56,7 +56,7 @@ def rms_norm(b: Builder, call: OpCall) -> Tensor:
     if weight is not None:
         reads["weight"] = Bind(weight, element(weight.dtype, vec == 4))
         weight_start = weight.offset // vec
-    workgroup = _workgroup(dim)
+    workgroup = row_workgroup(dim)
     b.run(
         b.dispatch(
             "norm/rms_norm.wgsl",

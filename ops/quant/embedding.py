@@ -82,16 +82,17 @@ def _reason(call: OpCall) -> str | None:
     return weight_reason(call)
 
 
-@register("wgpu.embedding_q", supports=_reason)
+@register("wgpu.embedding_q", "wgpu.packed_embedding.default", supports=_reason)
 def embedding_q(b: Builder, call: OpCall) -> Tensor:
     """``indices`` of any shape -> [..., K]; the table's arguments are those of
     ``weights.weight_reason``. An index out of range gives NaN, as in ``embedding/gather.py``."""
-    return emit_gather_packed(b, "embedding", QuantWeight.of(call), call["indices"])
+    table = QuantWeight.of(call)
+    return emit_gather_packed(b, f"embedding_{table.kind}", table, call["indices"])
 
 
 # -- quantized_decomposed ------------------------------------------------------------------------
 
-_WIDTHS = {"embedding_4bit": 4, "embedding_byte": 8}
+_WIDTHS = {"embedding_2bit": 2, "embedding_4bit": 4, "embedding_byte": 8}
 
 
 def _constant_reason(call: OpCall) -> str | None:
@@ -116,6 +117,8 @@ def _constant_reason(call: OpCall) -> str | None:
 
 
 @register(
+    "quantized_decomposed.embedding_2bit.default",
+    "quantized_decomposed.embedding_2bit.dtype",
     "quantized_decomposed.embedding_4bit.default",
     "quantized_decomposed.embedding_4bit.dtype",
     "quantized_decomposed.embedding_byte.default",
@@ -125,7 +128,8 @@ def _constant_reason(call: OpCall) -> str | None:
 )
 def embedding_decomposed(b: Builder, call: OpCall) -> Tensor:
     """ExecuTorch's quantized embeddings, packed anew: its bytes of two codes have the even element
-    in the upper half (executorch/exir/passes/_quant_patterns_and_replacements.py)."""
+    in the upper half, those of four codes the first in the lowest bits
+    (executorch/exir/passes/_quant_patterns_and_replacements.py). 2 bits become 4."""
     import torch
 
     bits = _WIDTHS[call.op.split(".")[1]]
@@ -139,6 +143,9 @@ def embedding_decomposed(b: Builder, call: OpCall) -> Tensor:
     if bits == 4:
         halves = torch.stack([weight >> 4, weight & 15], -1)
         weight = halves.reshape(weight.shape[0], -1).to(torch.int8) - 8
+    elif bits == 2:
+        fourths = torch.stack([weight >> (2 * i) & 3 for i in range(4)], -1)
+        weight = fourths.reshape(weight.shape[0], -1).to(torch.int8) - 2
     limits = (call["weight_quant_min"], call["weight_quant_max"])
     k = weight.shape[1]
     if zeros is not None:
@@ -148,4 +155,4 @@ def embedding_decomposed(b: Builder, call: OpCall) -> Tensor:
         raise ValueError(f"{call.op}: values or zero points outside of {limits}")
     name = call["weight"].storage.name
     table = QuantWeight.of_packed(b, packed, name)
-    return emit_gather_packed(b, "embedding", table, call["indices"])
+    return emit_gather_packed(b, f"embedding_{table.kind}", table, call["indices"])

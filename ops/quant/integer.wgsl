@@ -9,6 +9,9 @@
 {% from "matmul/operands.wgsl" import store, functions with context %}
 {% from "quant/weights.wgsl" import quant_functions with context %}
 {% set OUTS = M_TILE * R %}
+{# Sums to an element of the result (PAIRS: two), and elements that the group stores for a row of a. #}
+{% set GROUP = 2 if PAIRS else 1 %}
+{% set STORED = R // GROUP %}
 {% set LEFT = [LANES // 8, 1] | max if LANES <= 64 else 16 %}
 {% set PER_WORD = 32 // Q.bits // 4 %}
 {% macro open(k4) %}
@@ -131,15 +134,17 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {% endfor %}
     }
     workgroupBarrier();
-    let m = m0 + first / {{ R }}u;
-    let n = n_first + first % {{ R }}u;
-    if (first < {{ OUTS }}u && m < {{ M }} && n < {{ N }}) {
+    let m = m0 + first / {{ STORED }}u;
+    let n = n_first{{ " / 2u" if PAIRS }} + first % {{ STORED }}u;
+    if (first < {{ M_TILE * STORED }}u && m < {{ M }} && n < {{ N }}{{ " / 2u" if PAIRS }}) {
         let start = slice * {{ LANES }}u;
-        let total = partial[first][start]
+{% for o in range(GROUP) %}
+        let total{{ o }} = (partial[first * {{ GROUP }}u + {{ o }}u][start]
 {%- for part in range(1, LEFT) %}
 
-            + partial[first][start + {{ part }}u]
-{%- endfor %};
-        {{ store("m * %s + n" % OUT_N, "finish(total * scale_of_row(m), batch, m, n)") }}
+            + partial[first * {{ GROUP }}u + {{ o }}u][start + {{ part }}u]
+{%- endfor %}) * scale_of_row(m);
+{% endfor %}
+        {{ store("m * %s + n" % OUT_N, "finish(total0, %sbatch, m, n)" % ("total1, " if PAIRS else "")) }}
     }
 }

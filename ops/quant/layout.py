@@ -142,11 +142,11 @@ def pack_affine(
         least, most = int(zero_points.min()), int(zero_points.max())
         zero = least - low
         if least != most:
-            if most > high:
+            if least < low or most > high:
                 return None
             rows = (zero_points.to(torch.int32) - low).clamp(0, 255).to(torch.uint8)
             rows = rows.reshape(scales.shape)
-            zeros, padding = pack_bytes(rows), rows[:, -1:]
+            zeros, padding, zero = pack_bytes(rows), rows[:, -1:], 0
     if not 0 <= zero < 1 << bits:
         return None
     codes = values.view(torch.uint8) if low == 0 or bits == 8 else (values - low).view(torch.uint8)

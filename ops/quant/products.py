@@ -42,15 +42,16 @@ class RowsConfig:
     words: int
 
     @staticmethod
-    def choose(words: int, n: int, m_tile: int) -> RowsConfig:
-        """``words``: of a row. ``n``: rows. ``m_tile``: rows of the other factor."""
+    def choose(words: int, n: int, m_tile: int, group: int = 1) -> RowsConfig:
+        """``words``: of a row. ``n``: rows. ``m_tile``: rows of the other factor. ``group``: rows
+        that have to stay together."""
         width = 2 if words >= 128 else 1
         loads = words // width
         if loads < 64:
             lanes = max(8, 1 << max(loads - 1, 0).bit_length())
-            return RowsConfig(lanes, 1, max(1, 64 // lanes), width)
+            return RowsConfig(lanes, group, max(1, 64 // lanes), width)
         rows = 2 if m_tile <= 4 and n >= 2048 else 1
-        return RowsConfig(64 if loads < 256 else 128, rows, 1, width)
+        return RowsConfig(64 if loads < 256 else 128, max(rows, group), 1, width)
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ def emit_product(
 ) -> None:
     """Append a step: ``out[m, n] = epilogue(sum over k of a[m, k] * weight[n, k])``.
 
-    ``a`` f32 [1, M, K]; ``out`` f32, contiguous from offset 0, in a storage of its own.
+    ``a`` [1, M, K] and ``out``: any float dtype; ``out`` contiguous from offset 0, in a storage of
+    its own. ``epilogue.pairs`` as of ``emit_matmul``.
     """
     if effective_strides(a)[2] not in (0, 1) or (weight.k % 4 == 0 and not is_vector(a, 2)):
         a = materialize(b, a, f"{name}_rows")
@@ -93,7 +95,7 @@ def emit_routes(b: Builder, whole: _Rows, choices: list) -> None:
     """A step of (name, guard, what makes the dispatch), each with the weight bound whole and, where
     it is too large for that, in pieces."""
     weight = whole.weight
-    pieces = weight.pieces(b)
+    pieces = weight.pieces(b, whole.problem.group)
     limits = () if pieces is None else whole_limits(weight.packed)
     routes = [RouteSpec(n, [make(whole)], guard, limits=limits) for n, guard, make in choices]
     for n, guard, make in choices if pieces else ():
@@ -119,7 +121,7 @@ def _rows_of(weight: QuantWeight) -> Tensor:
 
 def _gemv(b: Builder, rows: _Rows, m_tile: int) -> DispatchSpec:
     problem, weight = rows.problem, rows.weight
-    config = RowsConfig.choose(weight.words, weight.n, m_tile)
+    config = RowsConfig.choose(weight.words, weight.n, m_tile, problem.group)
     a = Operand("a", problem.a, 2 if is_vector(problem.a, 2) else None)
     unit = config.words * 32 // weight.bits
     count = ceil_div(problem.m, m_tile)
@@ -135,7 +137,7 @@ def _gemv(b: Builder, rows: _Rows, m_tile: int) -> DispatchSpec:
     workgroup = config.lanes * config.slices
     return b.dispatch(
         "quant/gemv.wgsl",
-        f"{problem.name}_w{weight.bits}_gemv{m_tile}",
+        f"{problem.name}_{weight.kind}_gemv{m_tile}",
         reads=reads,
         writes={"out": bind_out(problem)},
         params=params,
@@ -167,12 +169,12 @@ def _gemm(b: Builder, rows: _Rows, config: TileConfig) -> DispatchSpec:
     reads = {**weight.reads(), "a": a.bind}
     described, quant = a.describe(params), weight.describe(params)
     epilogue = describe_epilogue(problem, params, reads)
-    vector = problem.n % 4 == 0 and problem.out_n % 4 == 0
+    vector = problem.n % 4 == 0 and problem.out_n % 4 == 0 and not problem.epilogue.pairs
     vector = vector and problem.out.storage.size_bytes >= 16
     rows_of_w = {"name": "", "at": "", "strides": [None, "", None], "vector": False}
     return b.dispatch(
         "matmul/gemm.wgsl",
-        f"{problem.name}_w{weight.bits}_gemm_{config.bm}x{config.bn}",
+        f"{problem.name}_{weight.kind}_gemm_{config.bm}x{config.bn}",
         reads=reads,
         writes={"out": bind_out(problem, vector)},
         params=params,
@@ -235,7 +237,7 @@ def emit_integer_product(
 
 def _integer(b: Builder, x: Activations, rows: _Rows, m_tile: int) -> DispatchSpec:
     problem, weight = rows.problem, rows.weight
-    config = RowsConfig.choose(weight.words, weight.n, m_tile)
+    config = RowsConfig.choose(weight.words, weight.n, m_tile, problem.group)
     unit = config.words * 32 // weight.bits
     count = ceil_div(problem.m, m_tile)
     params: dict[str, Number] = {
@@ -255,7 +257,7 @@ def _integer(b: Builder, x: Activations, rows: _Rows, m_tile: int) -> DispatchSp
     workgroup = config.lanes * config.slices
     return b.dispatch(
         "quant/integer.wgsl",
-        f"{problem.name}_a8w{weight.bits}_{m_tile}",
+        f"{problem.name}_a8{weight.kind}_{m_tile}",
         reads=reads,
         writes={"out": bind_out(problem)},
         params=params,

@@ -68,6 +68,12 @@ class QuantWeight:
         return int(self.packed.shape[1])  # type: ignore[call-overload]
 
     @property
+    def kind(self) -> str:
+        """How labels name it: "w4g32" (bits, neighbours that share a scale), "w8" where a row
+        shares one. ``scripts/quantization.py`` reads it back."""
+        return f"w{self.bits}" + (f"g{self.group}" if self.groups > 1 else "")
+
+    @property
     def words(self) -> int:
         """Words of a row."""
         return row_words(self.k, self.bits)
@@ -84,9 +90,9 @@ class QuantWeight:
             return ""
         return "bytes" if self.zeros.dtype is DType.I32 else "offsets"
 
-    def pieces(self, b: Builder) -> list[Piece] | None:
+    def pieces(self, b: Builder, group: int = 1) -> list[Piece] | None:
         """As ``matmul.pieces.row_pieces``."""
-        return row_pieces(b, self.packed, 1)
+        return row_pieces(b, self.packed, 1, group)
 
     def of_piece(self, piece: Piece) -> QuantWeight:
         """Some of the rows."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import InvalidInputError
+from ..errors import DeviceLostError, InvalidInputError
 from ..program import Program, Runtime
 from ..states import Snapshot
 from .interrupt import Interrupts
@@ -102,6 +102,7 @@ class TextGenerator:
         self._chunk = chunk
         self._reuse = reuse_prefix
         self._cached: list[int] = []
+        self._epoch = self.model.method.epoch
         self._lock = threading.RLock()
         self._busy = False
         self._load_ms = (time.perf_counter() - start) * 1e3
@@ -173,11 +174,26 @@ class TextGenerator:
         with self._lock:
             if self._busy:
                 raise InvalidInputError(f"{what}: the generator is generating; fork it")
+            self._forget_if_moved()
             self._busy = True
             try:
                 yield
             finally:
                 self._busy = False
+
+    def _forget_if_moved(self) -> None:
+        """The caches of a program that was reloaded are empty."""
+        if self._epoch != self.model.method.epoch:
+            self._epoch = self.model.method.epoch
+            self._cached = []
+
+    def _check_not_moved(self) -> None:
+        """Raises DeviceLostError where the caches went while text was generated."""
+        if self._epoch != self.model.method.epoch:
+            raise DeviceLostError(
+                f"{self.model.method.name}: the program was reloaded while it generated, and its "
+                "caches are empty: generate again"
+            )
 
     def _request(
         self,
@@ -224,6 +240,7 @@ class TextGenerator:
         with contextlib.closing(results):
             for step, outputs in results:
                 interrupts.check()
+                self._check_not_moved()
                 # The rows that the step wrote hold these tokens, which are known by now.
                 self._cached += sequence[len(self._cached) : step.note]
                 if not outputs:
@@ -255,10 +272,12 @@ class TextGenerator:
             tokens = ids[position : position + self._chunk]
             inputs = model.step_inputs(tokens, position, *request.sampling)
             position += len(tokens)
+            self._check_not_moved()
             wanted = [0] if position == len(ids) and request.budget else []
             yield Step(inputs, wanted, position)
         for position in range(len(ids), len(ids) + request.budget - 1):
             fed = None if self.pipelined else sequence[-1:]
+            self._check_not_moved()
             yield Step(model.step_inputs(fed, position, *request.sampling), [0], position + 1)
 
     # -- what the caches hold -----------------------------------------------------------------
@@ -266,7 +285,7 @@ class TextGenerator:
     @property
     def cached_ids(self) -> list[int]:
         """The tokens in the caches, which a prompt that begins with them need not compute."""
-        return list(self._cached)
+        return list(self._cached) if self._epoch == self.model.method.epoch else []
 
     @property
     def gpu_bytes(self) -> int:
@@ -278,18 +297,25 @@ class TextGenerator:
         with self._alone("reset"):
             self._cached = []
 
-    def snapshot(self) -> Conversation:
+    def snapshot(self, *, on_host: bool = False) -> Conversation:
         """Keeps the text so far, to return to it with :meth:`restore` without computing it again.
-        Takes GPU memory for the rows of the caches that are in use. May be called while text is
+        Takes memory for the rows of the caches that are in use. May be called while text is
         streamed: steps in flight are waited for first.
+
+        Args:
+            on_host: in host memory, where it outlives the device (``Program.reload``); else on the
+                GPU.
 
         Raises:
             OutOfDeviceMemoryError, DeviceLostError.
         """
         with self._lock:
+            if not self._busy:
+                self._forget_if_moved()
             self._loop.drain()
             rows = self.model.cache_rows(len(self._cached))
-            return Conversation(tuple(self._cached), self.model.method.state.snapshot(rows))
+            states = self.model.method.state.snapshot(rows, on_host=on_host)
+            return Conversation(tuple(self._cached), states)
 
     def restore(self, conversation: Conversation) -> None:
         """Returns to a snapshot, of this generator or a fork of it.
@@ -310,12 +336,14 @@ class TextGenerator:
             OutOfDeviceMemoryError, DeviceLostError.
         """
         with self._lock:
+            if not self._busy:
+                self._forget_if_moved()
             self._loop.drain()
             copy = object.__new__(TextGenerator)
             copy.__dict__.update(self.__dict__)
             copy.model = self.model.fork()
             copy._loop = StepLoop(copy.model.method, self._loop.depth)
-            copy._cached = list(self._cached)
+            copy._cached, copy._epoch = list(self._cached), copy.model.method.epoch
             copy._lock, copy._busy = threading.RLock(), False
             copy.last = None
             return copy

@@ -17,6 +17,7 @@ from torchao.quantization.quant_primitives import MappingType
 from executorch_wgpu.backend.graph_reader import GraphReader
 from executorch_wgpu.backend.lowering import lower_chain
 from executorch_wgpu.backend.passes import run_passes
+from executorch_wgpu.scripts.recipes import llama
 from executorch_wgpu.serialization.dispatch_list import BufferKind
 
 import exports
@@ -158,6 +159,79 @@ def test_live_rows(rows):
     x = torch.randn(rows, 256)
     (got,) = method.execute([x])
     assert_close(got, module(x).detach())
+
+
+# -- fusions: as of f32 ----------------------------------------------------------------------------
+
+NINE = [
+    *("wgpu.rms_norm", "wgpu.linear_q", "wgpu.rope_update_cache", "llama.custom_sdpa.default"),
+    *("wgpu.linear_q", "wgpu.rms_norm", "wgpu.linear_q", "wgpu.linear_q"),
+]
+
+
+def llama_layer(config=None, **overrides):
+    args = llama.model_args(
+        **{"dim": 64, "n_heads": 4, "n_kv_heads": 2, "hidden_dim": 96, "max_seq_len": 16,
+           "max_context_len": 40, **overrides}
+    )  # fmt: skip
+    layer = llama.random_layer(args, 1)
+    if config is not None:
+        quantize_(layer, config)
+    return layer
+
+
+def computing(ops):
+    views = ("view", "permute", "split", "slice", "select", "squeeze", "expand")
+    return [op for op in ops if not any(view in op for view in views)]
+
+
+@pytest.mark.parametrize(("mapping", "bias"), [(SYMMETRIC, True), (ASYMMETRIC, False)], ids=str)
+def test_a_layer_has_as_many_dispatches_as_in_f32(mapping, bias):
+    config = IntxWeightOnlyConfig(
+        weight_dtype=torch.int4, granularity=PerGroup(32), mapping_type=mapping
+    )
+    layer = llama_layer(config, attention_qkv_bias=bias)
+    inputs, shapes = llama.example_inputs(layer), llama.dynamic_shapes(layer)
+    assert computing(lowered(layer, inputs, shapes)[0]) == NINE
+    method, position = exports.method(layer, inputs, shapes), 0
+    for size in (7, 1, 16):
+        x, at = torch.randn(1, size, 64), torch.tensor([position])
+        (got,) = method.execute([x, at])
+        with torch.no_grad():
+            assert_close(got, layer(x, at), abs_tol=1e-3, rel_tol=1e-3)
+        position += size
+
+
+class Two(nn.Module):
+    def __init__(self, one, two):
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 32, bias=False), nn.Linear(64, 32, bias=False)
+        for layer, config in ((self.a, one), (self.b, two)):
+            if config is not None:
+                quantize_(layer, config)
+
+    def forward(self, x):
+        return self.a(x), self.b(x)
+
+
+def weight_only(dtype=torch.int4, group=32, mapping=SYMMETRIC):
+    return IntxWeightOnlyConfig(
+        weight_dtype=dtype, granularity=PerGroup(group), mapping_type=mapping
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [weight_only(torch.int8), weight_only(group=64), weight_only(mapping=ASYMMETRIC), None],
+    ids=["bits", "group", "zeros", "floats"],
+)
+def test_other_kinds_of_weights_are_not_joined(other):
+    module, inputs = Two(weight_only(), other), (torch.randn(1, 3, 64),)
+    ops, _ = lowered(module, inputs)
+    assert len(computing(ops)) == 2
+    results = exports.method(module, inputs).execute(list(inputs))
+    for got, want in zip(results, module(*inputs), strict=True):
+        assert_close(got, want.detach(), abs_tol=1e-3)
 
 
 class Scaled(nn.Module):

@@ -299,6 +299,8 @@ def test_small_parts_stay_on_the_cpu_and_large_ones_do_not():
     # A matrix product does not, and what is delegated whole never is too small.
     assert places(lambda m, x: (x @ x).cumsum(0), (rand(32, 32),), rule)["aten.mm.default"] != "cpu"
     assert places(lambda m, x: x + 1, (small,), rule)["aten.add.Tensor"] == "wgpu 0"
+    assert set(places(lambda m, x: x[1:].reshape(3, 5), (small,), rule).values()) == {"wgpu 0"}
+    assert places(lambda m, x: x[1:].cumsum(0), (large,), rule)["aten.slice_copy.Tensor"] == "cpu"
 
 
 def test_the_reason_has_both_figures():

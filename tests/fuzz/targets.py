@@ -25,13 +25,16 @@ from executorch_wgpu.runtime.readback import lay_out
 from executorch_wgpu.runtime.states import views_of
 from executorch_wgpu.serialization import (
     DType,
+    EvaluationError,
     InvalidProgramError,
     Program,
     PteFile,
     SymSource,
     ValueKind,
     deserialize,
+    evaluate,
     serialize,
+    verify,
 )
 from executorch_wgpu.serialization.container import MAGIC, pack
 from executorch_wgpu.serialization.limits import DEFAULT_LIMITS
@@ -99,9 +102,10 @@ def make_inputs(program: Program, high: bool) -> list[Any]:
 
     Raises InvalidInputError where they would be large."""
     symbols = [s.hi if high else s.lo for s in program.symints]
-    from executorch_wgpu.serialization import evaluate
-
-    values = evaluate(program.exprs, symbols)
+    try:
+        values = evaluate(program.exprs, symbols)
+    except EvaluationError as error:
+        raise InvalidInputError(str(error)) from error
     made: list[Any] = []
     for spec in program.inputs:
         if spec.kind is ValueKind.INT:
@@ -151,8 +155,6 @@ def read_pte(data: bytes) -> bool:
 def replay(program: Program, device: Any, *, run: bool = True) -> bool:
     """Loads a list on ``device`` and runs it at both ends of its live scalars, twice each: shapes
     are right, and a refused call leaves the next one as it was. ``run`` False: loads only."""
-    from executorch_wgpu.serialization import verify
-
     try:
         verify(program)
     except InvalidProgramError:
@@ -184,8 +186,6 @@ def replay(program: Program, device: Any, *, run: bool = True) -> bool:
 
 def _grids(graph: WebGPUGraph, program: Program, high: bool) -> list[int]:
     symbols = [s.hi if high else s.lo for s in program.symints]
-    from executorch_wgpu.serialization import evaluate
-
     values = evaluate(program.exprs, symbols)
     return [math.prod(values[i] for i in d.grid) for d in graph._planner.dispatches()]
 

@@ -4,7 +4,7 @@ here, the whole model in the slow suite."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from executorch_wgpu.scripts.cli import main
 from executorch_wgpu.scripts.perplexity import perplexity
 from executorch_wgpu.scripts.recipes import pte, smollm2, whole
 from executorch_wgpu.scripts.recipes.checkpoints import Checkpoint, gguf
+from executorch_wgpu.scripts.recipes.packed import Packer
 from executorch_wgpu.scripts.text import Text, load_text
 
 import model_runs as runs
@@ -57,12 +58,10 @@ def build(layers: int, **options: Any) -> whole.Llama:
 class Exported:
     """A file and its eager twin."""
 
-    def __init__(
-        self, path: Path, layers: int, methods: Sequence[str] = whole.METHODS, **options: Any
-    ) -> None:
+    def __init__(self, path: Path, layers: int, **options: Any) -> None:
         self.path = path
         self.model = build(layers, **options)
-        pte.write(pte.lower(self.model, checkpoint().text, methods=methods), path)
+        pte.write(pte.lower(self.model, checkpoint().text), path)
         text = load_text(path)
         assert text is not None
         self.text: Text = text
@@ -90,9 +89,7 @@ def complete(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exported]:
 def check_generation(exported: Exported, prompt: str, count: int, chunk: int) -> float:
     """Every token that is generated is the one that eager would have chosen after those before
     it, and the logits that it was chosen by are eager's. Returns their largest error."""
-    generator = TextGenerator(
-        exported.path, exported.text, prefill_chunk=chunk, sample_on_host=True
-    )
+    generator = TextGenerator(exported.path, exported.text, prefill_chunk=chunk)
     seen: list[np.ndarray] = []
     choose = generator.model.choose
 
@@ -119,42 +116,6 @@ def test_first_layers(first_layers: Exported, prompt: int, chunk: int) -> None:
     check_generation(first_layers, PROMPTS[prompt][:100], 4, chunk)
 
 
-#: Temperature, top_p and top_k.
-SETTINGS = [(0.0, 1.0, 0), (0.8, 0.9, 0), (1.2, 0.95, 40)]
-
-
-def check_loop(exported: Exported, prompt: str, count: int) -> None:
-    """Tokens chosen on the GPU, with two steps in flight or one, are those that the host chooses
-    of the logits."""
-    results = []
-    for options in ({"sample_on_host": True}, {}, {"pipelined": False}):
-        generator = TextGenerator(exported.path, exported.text, **options)
-        assert (
-            generator.model.samples
-            is generator.model.feeds_back
-            is not bool(options.get("sample_on_host"))
-        )
-        for heat, top_p, top_k in SETTINGS:
-            result = generator.generate(
-                prompt, count, temperature=heat, top_p=top_p, top_k=top_k, seed=4, ignore_eos=True
-            )
-            results.append(result.token_ids)
-    settings = len(SETTINGS)
-    assert len({tuple(ids) for ids in results}) == settings
-    for number, ids in enumerate(results):
-        assert ids == results[number % settings]
-
-
-def test_the_loop_of_the_first_layers(first_layers: Exported) -> None:
-    check_loop(first_layers, PROMPTS[1], 8)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("prompt", range(len(PROMPTS)))
-def test_the_complete_loop(complete: Exported, prompt: int) -> None:
-    check_loop(complete, PROMPTS[prompt], 64)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", [CHUNK, 1])
 @pytest.mark.parametrize("prompt", range(len(PROMPTS)))
@@ -167,10 +128,30 @@ def test_complete(complete: Exported, prompt: int, chunk: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_storage(dtype: torch.dtype, tmp_path: Path) -> None:
     """Against f32 eager on the rounded weights."""
-    exported = Exported(tmp_path / "half.pte", smollm2.N_LAYERS, ["forward"], dtype=dtype)
+    exported = Exported(tmp_path / "half.pte", smollm2.N_LAYERS, dtype=dtype)
     for prompt in (1, 4):
         error = check_generation(exported, PROMPTS[prompt], 32, CHUNK)
         print(f"{dtype}, prompt {prompt}: largest error {error:.2e}")
+
+
+def kept_blocks(path: Path, layers: int) -> Exported:
+    """The file's blocks packed as they are, beside f32 eager on their values."""
+    exported = Exported(path, layers, pack=Packer("keep", "keep"))
+    exported.model = build(layers)
+    return exported
+
+
+def test_first_layers_of_blocks(tmp_path: Path) -> None:
+    check_generation(kept_blocks(tmp_path / "blocks.pte", 2), PROMPTS[1], 4, CHUNK)
+
+
+@pytest.mark.slow
+def test_blocks(tmp_path: Path) -> None:
+    exported = kept_blocks(tmp_path / "blocks.pte", smollm2.N_LAYERS)
+    assert exported.path.stat().st_size <= 1.1 * smollm2.find_gguf().stat().st_size
+    for number, prompt in enumerate(PROMPTS[:5]):
+        error = check_generation(exported, prompt, 32, CHUNK)
+        print(f"prompt {number}: largest error {error:.2e}")
 
 
 @pytest.mark.slow
@@ -183,12 +164,15 @@ def test_it_knows_the_capital(complete: Exported) -> None:
 
 
 @pytest.mark.slow
-def test_perplexity(tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantize", ["none", "keep"])
+def test_perplexity(quantize: str, tmp_path: Path) -> None:
     """Of a fixed text, as of eager in f32."""
     model, source = build(smollm2.N_LAYERS), checkpoint()
     model.generate_full_logits = True
     path, text = tmp_path / "all.pte", tmp_path / "text.txt"
-    pte.write(pte.lower(model, source.text, methods=["forward"]), path)
+    packed = build(smollm2.N_LAYERS, pack=Packer(quantize, quantize))
+    packed.generate_full_logits = True
+    pte.write(pte.lower(packed, source.text), path)
     text.write_text(STORY + PROMPTS[2])
     result = CliRunner().invoke(main, ["eval", str(path), "--text", str(text), "--json"])
     assert result.exit_code == 0, result.output

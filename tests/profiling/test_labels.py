@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+import torchao.quantization.quant_primitives  # noqa: F401  (registers torchao's operators)
+from torch.ao.quantization.fx import _decomposed  # noqa: F401
 
 from executorch_wgpu.ops import registry
 from executorch_wgpu.ops.call import OpChain
 from executorch_wgpu.ops.elementwise.formula import Formula, Line
-from executorch_wgpu.serialization.dispatch_list import NONE, Program
+from executorch_wgpu.ops.quant.layout import pack_codes
+from executorch_wgpu.serialization.dispatch_list import NONE, DType, Program
 
 from harness import DTYPES, Chain  # isort: skip
 
@@ -22,6 +25,13 @@ X, Y = torch.rand(2, 3, 4) + 0.5, torch.rand(2, 3, 4) + 0.5
 B = torch.ones(2, 3, 4, dtype=torch.bool)
 M, N = torch.rand(5, 4), torch.rand(4, 6)
 TABLE, TOKENS = torch.rand(7, 4), torch.tensor([[1, 2, 0]])
+#: Integers of 8 bits, a scale and a zero point for all, for each row of 4, for each index of the
+#: middle dimension.
+I8, BYTE = torch.ones(2, 3, 4, dtype=torch.int8), (-128, 127, torch.int8)
+ONE = (torch.tensor([0.5]), torch.tensor([0]))
+EACH = (torch.rand(2, 3, 1), torch.zeros(2, 3, 1, dtype=torch.int64))
+CHANNELS = (torch.rand(3), torch.zeros(3, dtype=torch.int64))
+ROW = [1, 1, 4]
 
 #: Arguments of ATen operators by position; by default one tensor for each that is required, and 2
 #: for each number.
@@ -77,6 +87,23 @@ ARGUMENTS: dict[str, list[Any]] = {
     "aten.view.default": [X, [2, 12]],
     "aten.view_copy.default": [X, [2, 12]],
     "aten.where.self": [B, X, Y],
+    "quantized_decomposed.choose_qparams.tensor": [X, -128, 127, 1e-5, torch.int8],
+    "quantized_decomposed.dequantize_per_channel.default": [I8, *CHANNELS, 1, *BYTE],
+    "quantized_decomposed.dequantize_per_channel_group.default": [
+        *(I8[0], torch.rand(3, 1), torch.zeros(3, 1, dtype=torch.int32), *BYTE, 4, torch.float32)
+    ],
+    "quantized_decomposed.dequantize_per_tensor.default": [I8, 0.5, 3, *BYTE],
+    "quantized_decomposed.dequantize_per_tensor.tensor": [I8, *ONE, *BYTE],
+    "quantized_decomposed.dequantize_per_token.default": [I8, *EACH, *BYTE, torch.float32],
+    "quantized_decomposed.quantize_per_channel.default": [X, *CHANNELS, 1, *BYTE],
+    "quantized_decomposed.quantize_per_tensor.default": [X, 0.5, 3, *BYTE],
+    "quantized_decomposed.quantize_per_tensor.tensor": [X, *ONE, *BYTE],
+    "quantized_decomposed.quantize_per_token.default": [X, *EACH, *BYTE],
+    "torchao.choose_qparams_affine.default": [
+        *(X, "ASYMMETRIC", ROW, torch.int8, -128, 127, None, None, torch.int8)
+    ],
+    "torchao.dequantize_affine.default": [I8, ROW, *EACH, torch.int8],
+    "torchao.quantize_affine.default": [X, ROW, *EACH, torch.int8],
 }
 
 
@@ -93,6 +120,8 @@ def aten(chain: Chain, op: str) -> None:
         ]
     results = function(*given)
     results = list(results) if isinstance(results, (list, tuple)) else [results]
+    # Some scales are of f64 in PyTorch.
+    results = [r.float() if r.dtype is torch.float64 else r for r in results]
     arguments: dict[str, Any] = {}
     for position, argument in enumerate(function._schema.arguments):
         value = given[position] if position < len(given) else argument.default_value
@@ -172,6 +201,48 @@ def update_cache(chain: Chain, op: str) -> None:
     chain.call(op, arguments, outputs, {1: "cache"}, MODULE)
 
 
+def packed(chain: Chain, k: int, rows: int = 6) -> dict[str, Any]:
+    """The arguments of a weight of 4 bits."""
+    weight = chain.constant(pack_codes(torch.ones(rows, k, dtype=torch.uint8), 4), "weight")
+    scales = chain.constant(torch.ones(rows, 1), "scales")
+    numbers = {"bits": 4, "group": k, "k": k, "zero": 8}
+    return {"weight": weight, "scales": scales, "zeros": None, **numbers}
+
+
+def packed_linear(chain: Chain, op: str) -> None:
+    eight = "8da" in op
+    arguments = {"x": chain.input("x", (2, 3, 4), torch.int8 if eight else torch.float32)}
+    if eight:
+        arguments |= {"x_scales": chain.input("s", (2, 3)), "x_zeros": 3}
+    arguments |= packed(chain, 4)
+    if "packed" in op:
+        arguments["bias"] = chain.constant(torch.ones(6), "bias")
+    else:
+        arguments |= {"formula": None, "operands": [], "pairs": False}
+    chain.output(*chain.call(op, arguments, [(DType.F32, (2, 3, 6))], module=MODULE))
+
+
+def packed_embedding(chain: Chain, op: str) -> None:
+    arguments = {"indices": chain.input("indices", (1, 3), torch.int64), **packed(chain, 4)}
+    chain.output(*chain.call(op, arguments, [(DType.F32, (1, 3, 4))], module=MODULE))
+
+
+def embedding(chain: Chain, op: str) -> None:
+    """ExecuTorch's tables of bytes, of two or four elements each below 8 bits."""
+    bits = {"2": 2, "4": 4, "b": 8}[op.split("embedding_")[1][0]]
+    low = -(1 << (bits - 1))
+    dtype = torch.int8 if bits == 8 else torch.uint8
+    arguments = {
+        "weight": chain.constant(torch.ones(7, 8 * bits // 8, dtype=dtype), "weight"),
+        "weight_scales": chain.constant(torch.ones(7), "scales"),
+        "weight_zero_points": None,
+        "weight_quant_min": low,
+        "weight_quant_max": -low - 1,
+        "indices": chain.input("indices", (1, 3), torch.int64),
+    }
+    chain.output(*chain.call(op, arguments, [(DType.F32, (1, 3, 8))], module=MODULE))
+
+
 def linear(chain: Chain, op: str) -> None:
     x, weight = chain.input("x", (2, 3, 4)), chain.constant(torch.ones(5, 4))
     arguments = {"x": x, "weight": weight, "formula": None, "operands": [], "pairs": False}
@@ -206,6 +277,17 @@ OTHERS: dict[str, Callable[[Chain, str], None]] = {
     "llama.custom_sdpa.default": custom_sdpa,
     "llama.sdpa_with_kv_cache.default": sdpa_with_kv_cache,
     "llama.update_cache.default": update_cache,
+    **{
+        f"quantized_decomposed.embedding_{width}.{overload}": embedding
+        for width in ("2bit", "4bit", "byte")
+        for overload in ("default", "dtype")
+    },
+    "wgpu.embedding_q": packed_embedding,
+    "wgpu.packed_embedding.default": packed_embedding,
+    "wgpu.linear_q": packed_linear,
+    "wgpu.linear_8da": packed_linear,
+    "wgpu.packed_linear.default": packed_linear,
+    "wgpu.packed_linear_8da.default": packed_linear,
     "wgpu.rms_norm": rms_norm,
     "wgpu.linear": linear,
     "wgpu.pointwise": pointwise,
@@ -220,19 +302,7 @@ def lowered(op: str) -> tuple[Program, OpChain]:
     return chain.lower().program, chain.chain
 
 
-def _plain_ops() -> list[str]:
-    """Every operator but those of ops/quant, whose packed arguments tests/ops/quant makes."""
-    names = registry.registered_ops()
-    return [op for op in names if ".ops.quant" not in _module(op)]
-
-
-def _module(op: str) -> str:
-    entry = registry.lowering_of(op)
-    assert entry is not None
-    return str(getattr(entry.lower, "__module__", ""))
-
-
-@pytest.mark.parametrize("op", _plain_ops())
+@pytest.mark.parametrize("op", registry.registered_ops())
 def test_every_operator(op: str) -> None:
     program, _ = lowered(op)
     entry = registry.lowering_of(op)

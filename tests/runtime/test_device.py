@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from executorch_wgpu.runtime.errors import (
     DeviceLostError,
     InvalidProgramError,
     OutOfDeviceMemoryError,
+    SoftwareAdapterWarning,
     UnsupportedDeviceError,
     WgpuDelegateError,
     gpu_errors,
@@ -110,6 +112,79 @@ def test_dawns_null_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_gpu", lambda: wgpudawn.gpu)
     with pytest.raises(UnsupportedDeviceError, match="null backend that computes nothing"):
         request_device()
+
+
+# -- which adapter ----------------------------------------------------------------------------
+
+
+def adapter(summary: str, kind: str, backend: str = "Vulkan") -> Any:
+    info = {"backend_type": backend, "adapter_type": kind}
+    return SimpleNamespace(summary=summary, info=info, features=set(), limits={})
+
+
+LVP, GL, CARD = adapter("llvmpipe", "CPU"), adapter("gl", "CPU", "OpenGL"), adapter("card", "GPU")
+
+
+@pytest.mark.parametrize(
+    ("adapters", "asked", "chosen"),
+    [
+        ((LVP, CARD), "gpu", CARD),
+        ((CARD, LVP), "GPU", CARD),
+        ((CARD, GL, LVP), "cpu", LVP),
+        ((GL, CARD), "CPU", GL),
+        ((NULL, CARD), "gpu", CARD),
+        ((CARD, LVP), "pipe", LVP),
+        ((CARD, LVP), None, CARD),
+    ],
+)
+def test_kinds_of_adapters(
+    adapters: Any, asked: Any, chosen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_gpu", lambda: fake_gpu(*adapters))
+    assert module._choose_adapter(asked) is chosen
+
+
+@pytest.mark.parametrize(
+    ("adapters", "asked", "message"),
+    [
+        ((LVP, GL), "gpu", "a GPU was asked for and there is none; there are: 'llvmpipe', 'gl'"),
+        ((CARD,), "cpu", "an adapter that computes on the CPU was asked for and there is none"),
+        ((NULL,), "gpu", "a GPU was asked for and there is none; there are: 'Null backend'"),
+        ((), "gpu", "there are: none"),
+    ],
+)
+def test_kinds_that_are_not_there(
+    adapters: Any, asked: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_gpu", lambda: fake_gpu(*adapters))
+    with pytest.raises(UnsupportedDeviceError, match=message):
+        module.request_device(asked)
+
+
+def test_an_adapter_on_the_cpu_is_not_used_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_gpu", lambda: fake_gpu(LVP))
+    monkeypatch.delenv("WGPUPY_WGPU_ADAPTER_NAME", raising=False)
+    with pytest.warns(SoftwareAdapterWarning, match="no GPU was found: 'llvmpipe' computes on the"):
+        module._choose_adapter(None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        module._choose_adapter("cpu")
+        monkeypatch.setenv("WGPUPY_WGPU_ADAPTER_NAME", "llvmpipe")
+        module._choose_adapter(None)
+
+
+def test_the_api_by_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    wgpudawn = pytest.importorskip("wgpudawn")
+    monkeypatch.setenv("EXECUTORCH_WGPU_API", "wgpudawn")
+    assert module._gpu() is wgpudawn.gpu
+    monkeypatch.setenv("EXECUTORCH_WGPU_API", "cuda")
+    with pytest.raises(UnsupportedDeviceError, match="is 'cuda'; it can be wgpu or wgpudawn"):
+        module._gpu()
+
+
+def test_subgroups_off_by_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXECUTORCH_WGPU_SUBGROUPS", "0")
+    assert "subgroups" not in capabilities(request_device()).features
 
 
 def test_the_environment_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -365,6 +365,22 @@ def test_a_lost_device_is_an_error_with_a_name() -> None:
         graph.execute([x])
 
 
+def test_a_step_in_a_reference_cycle(device: Any) -> None:
+    """The garbage collector releases its staging buffer and lets the step give it back."""
+    import gc
+
+    graph = WebGPUGraph(device, chain(2, 64))
+    x = np.ones(64, np.float32)
+    expected = chain_reference(x, 2)
+    for _ in range(3):
+        cycle: list[Any] = [graph.submit([x])]
+        cycle.append(cycle)
+        del cycle
+        gc.collect()
+        for _ in range(4):
+            np.testing.assert_array_equal(graph.execute([x])[0], expected)
+
+
 def test_no_leak(device: Any) -> None:
     import gc
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from executorch_wgpu.ops.quant.layout import PackedWeight
+from executorch_wgpu.scripts.recipes import gguf_blocks
 from executorch_wgpu.scripts.recipes.checkpoints import Checkpoint, UnsupportedModelError
 from executorch_wgpu.scripts.text import gguf as gguf_text
 
@@ -62,7 +63,7 @@ def open_gguf(path: str | Path) -> Checkpoint:
     factors = tensors.pop(_ROPE_FACTORS, None)
     weights = {}
     for name, tensor in tensors.items():
-        weights[_target(name, str(path))] = _maker(tensor)
+        weights[_target(name, str(path))] = _Maker(tensor)
     weights.setdefault("output.weight", weights["tok_embeddings.weight"])  # tied
     args = _model_args(fields, architecture, int(tensors["token_embd.weight"].shape[1]))
     if factors is not None:
@@ -109,10 +110,21 @@ def _target(name: str, path: str) -> str:
     raise UnsupportedModelError(f"{path}: tensor {name!r} has no place in a llama")
 
 
-def _maker(tensor: Any) -> Callable[[], Tensor]:
-    """What reads a tensor: f32, f16 and bf16 as they are, all else dequantized to f32."""
+class _Maker:
+    """What reads a tensor: f32, f16, bf16 as they are, all else dequantized to f32, or packed."""
 
-    def make() -> Tensor:
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+
+    def packed(self) -> PackedWeight | None:
+        """A matrix of quantized blocks in a packed layout, None where it has none."""
+        kind, shape = self._tensor.tensor_type.name, self._tensor.shape
+        if len(shape) != 2 or not gguf_blocks.can_pack(kind):
+            return None
+        return gguf_blocks.pack_blocks(self._tensor.data, kind, int(shape[0]))
+
+    def __call__(self) -> Tensor:
+        tensor = self._tensor
         from gguf import GGMLQuantizationType as Kind
         from gguf import quants
 
@@ -124,8 +136,6 @@ def _maker(tensor: Any) -> Callable[[], Tensor]:
         else:
             values = torch.from_numpy(quants.dequantize(tensor.data, tensor.tensor_type))
         return values.reshape(shape)
-
-    return make
 
 
 def _dtype(tensors: Any) -> torch.dtype:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_operators import cases, operand, overload
+from test_operators import KEYWORDS, cases, operand, overload
 
 from harness import Chain, assert_close, run_op
 
@@ -101,7 +101,7 @@ def test_pointwise(device, op, extra):
             for name, a in args.items()
         }
         names = [a.name for a in overload(op)._schema.arguments]
-        positional = [wide.pop(n) for n in names if n in wide and n != "approximate"]
+        positional = [wide.pop(n) for n in names if n in wide and n not in KEYWORDS]
         expected = overload(op)(*positional, **wide)
         if not expected.is_floating_point():
             (y,) = run_op(device, op, args, expected)

@@ -23,8 +23,20 @@ EXTRA = {
         {"min": None, "max": 0.25},
         {"min": 1.0, "max": -1.0},
     ],
+    "aten.elu.default": [
+        {"alpha": 1.0, "scale": 1.0, "input_scale": 1.0},
+        {"alpha": 0.5, "scale": 2.0, "input_scale": 0.7},
+        {"alpha": -2.0, "scale": 1.0, "input_scale": -0.5},
+    ],
+    "aten.hardtanh.default": [{"min_val": -1.0, "max_val": 1.0}, {"min_val": 0.0, "max_val": 6.0}],
+    "aten.leaky_relu.default": [{"negative_slope": 0.01}, {"negative_slope": 0.3}],
+    "aten.div.Tensor_mode": [
+        {"other": "tensor", "rounding_mode": mode} for mode in (None, "floor", "trunc")
+    ],
     "aten.gelu.default": [{"approximate": "none"}, {"approximate": "tanh"}],
 }
+#: Arguments that have to be named.
+KEYWORDS = ("approximate", "rounding_mode")
 #: Operators that are defined on positive numbers only.
 POSITIVE = ("rsqrt", "sqrt", "log", "reciprocal")
 
@@ -71,11 +83,40 @@ def test_pointwise(device, op, extra):
         ]
         names = [a.name for a in overload(op)._schema.arguments]
         kwargs = dict(zip(args, wide, strict=True))
-        positional = [kwargs.pop(n) for n in names if n in kwargs and n != "approximate"]
+        positional = [kwargs.pop(n) for n in names if n in kwargs and n not in KEYWORDS]
         expected = overload(op)(*positional, **kwargs)
         narrow = expected.float() if expected.is_floating_point() else expected
         (y,) = run_op(device, op, args, narrow)
         assert_close(y, expected)
+
+
+@pytest.mark.parametrize("mode", ["floor", "trunc"])
+def test_whole_quotients_are_not_one_off(device, mode):
+    """Where the quotient is a whole number, a division that is off in its last bit shows."""
+    quotient = torch.cat([torch.arange(-40.0, 41.0), torch.tensor([12345.0, -65537.0])])
+    divisor = torch.tensor([3.0, -7.0, 0.1, -0.3, 1e-3, 49.0, 1 / 3, 1e7])
+    b = divisor[:, None].expand(-1, len(quotient)).contiguous()
+    a = quotient * b
+    args = {"self": a, "other": b, "rounding_mode": mode}
+    # In double precision, of the same a: float32's own rounding of a decides what is whole.
+    exact = torch.div(a.double(), b.double(), rounding_mode=mode)
+    (y,) = run_op(device, "aten.div.Tensor_mode", args, exact.float())
+    assert torch.equal(torch.as_tensor(y).double(), exact)
+
+
+def test_log1p_near_zero_and_minus_one(device):
+    """Relative error, where the sum 1 + x has lost most digits of x."""
+    small = 10.0 ** torch.linspace(-30, 0, 301)
+    a = torch.cat([small, -small[:-1] * 0.999, torch.tensor([0.0, 0.03, -0.03, 1e30, -0.999])])
+    expected = torch.log1p(a.double())
+    (y,) = run_op(device, "aten.log1p.default", {"self": a}, expected.float())
+    torch.testing.assert_close(torch.as_tensor(y).double(), expected, atol=0, rtol=1e-5)
+
+
+def test_round_takes_halves_to_even(device):
+    a = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 0.49999997, 8388609.0, -3.7])
+    (y,) = run_op(device, "aten.round.default", {"self": a}, a.round())
+    assert torch.equal(torch.as_tensor(y), a.round())
 
 
 @pytest.mark.parametrize("op", ["add", "sub", "mul", "maximum", "minimum", "abs", "neg"])
@@ -155,13 +196,37 @@ def test_whole_reductions(device, op):
         assert_close(y, expected)
 
 
-@pytest.mark.parametrize("op", ["mean.dim", "sum.dim_IntList", "amax.default"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("op", ["aten.argmax.default", "aten.argmin.default"])
+@pytest.mark.parametrize("shape", [(4, 7, 33), (1, 1, 1), (3, 130, 2), (2, 3, 1025)])
+def test_where_the_largest_is(device, op, shape, dtype):
+    """Distinct numbers, then few of them: the first of equals."""
+    distinct = torch.randperm(torch.Size(shape).numel()).reshape(shape).to(dtype) - 7
+    for a in (
+        distinct,
+        torch.randint(-2, 2, shape).to(dtype),
+        torch.full(shape, -65000.0).to(dtype),
+    ):
+        for dim in (0, 1, -1, None):
+            # PyTorch does not promise which of equals it finds.
+            best = (a.flatten() if dim is None else a).double()
+            best = best if "max" in op else -best
+            at = 0 if dim is None else dim
+            first = (best == best.amax(at, keepdim=True)).int().argmax(at)
+            keepdim = dim == 1
+            expected = first.unsqueeze(1) if keepdim else first
+            args = {"self": a, "dim": dim, "keepdim": keepdim}
+            (y,) = run_op(device, op, args, expected)
+            assert torch.equal(torch.as_tensor(y), expected)
+
+
+@pytest.mark.parametrize("op", ["mean.dim", "sum.dim_IntList", "amax.default", "amin.default"])
 @pytest.mark.parametrize("dims", [[-1], [0], [1], [1, 2], [0, 2], [0, 1, 2], None])
 @pytest.mark.parametrize("shape", [(4, 7, 33), (1, 1, 1), (3, 130, 2), (2, 3, 1025)])
 def test_reductions(device, op, dims, shape):
     a = torch.randn(shape)
     for keepdim in (False, True):
-        given = dims if dims is not None or op != "amax.default" else []
+        given = dims if dims is not None or not op.startswith("am") else []
         expected = overload(f"aten.{op}")(a.double(), given, keepdim)
         args = {"self": a, "dim": given, "keepdim": keepdim}
         (y,) = run_op(device, f"aten.{op}", args, expected.float())

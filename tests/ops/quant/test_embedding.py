@@ -13,12 +13,12 @@ from executorch_wgpu.serialization.dispatch_list import DType
 from harness import Chain, assert_close, run_op
 
 
-def pick(device, weight, indices):
+def pick(device, weight, indices, op="wgpu.embedding_q"):
     chain = Chain()
     args = {"indices": chain.input("i", tuple(indices.shape), indices.dtype)}
     args |= arguments(chain, weight)
     shape = (*indices.shape, weight.k)
-    chain.output(*chain.call("wgpu.embedding_q", args, [(DType.F32, shape)]))
+    chain.output(*chain.call(op, args, [(DType.F32, shape)]))
     return chain.graph(device).execute([indices.numpy()])[0]
 
 
@@ -29,6 +29,12 @@ def test_rows(device, bits, k, group, zeros):
     weight = random_weight(50, k, bits, group, zeros, torch.float16)
     indices = torch.tensor([[0, 49, 7], [7, 1, 2]])
     assert_close(pick(device, weight, indices), weight.dequantize()[indices], 1e-6, 1e-5)
+
+
+def test_the_operator_of_packed_modules(device):
+    weight, indices = random_weight(50, 64, 4, 32), torch.tensor([0, 49])
+    got = pick(device, weight, indices, "wgpu.packed_embedding.default")
+    assert_close(got, weight.dequantize()[indices])
 
 
 def test_out_of_range_is_nan(device):
@@ -52,6 +58,8 @@ def test_a_table_in_pieces(device, monkeypatch):
 @pytest.mark.parametrize(
     "op",
     [
+        "quantized_decomposed.embedding_2bit.default",
+        "quantized_decomposed.embedding_2bit.dtype",
         "quantized_decomposed.embedding_4bit.default",
         "quantized_decomposed.embedding_4bit.dtype",
         "quantized_decomposed.embedding_byte.default",
@@ -61,12 +69,11 @@ def test_a_table_in_pieces(device, monkeypatch):
 def test_executorchs_operators(device, op, zeros, groups):
     import executorch.exir.passes._quant_patterns_and_replacements  # noqa: F401
 
-    four = "4bit" in op
-    weight = torch.randint(0, 255, (20, 32), dtype=torch.uint8)
-    weight = weight if four else weight.view(torch.int8)
-    limits = (-8, 7) if four else (-128, 127)
+    weight = torch.randint(0, 256, (20, 32), dtype=torch.uint8)
+    weight = weight.view(torch.int8) if "byte" in op else weight
+    limits = {"2": (-2, 1), "4": (-8, 7), "b": (-128, 127)}[op.split("embedding_")[1][0]]
     scales = torch.rand((20,) if groups == 1 else (20, groups))
-    points = torch.randint(-4, 4, scales.shape).to(scales.dtype) if zeros else None
+    points = torch.randint(*limits, scales.shape).to(scales.dtype) if zeros else None
     indices = torch.tensor([3, 19, 0])
     name = op.split(".")[1]
     overload = getattr(getattr(torch.ops.quantized_decomposed, name), op.split(".")[2])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from weights import arguments, random_weight
 
+from executorch_wgpu.backend.passes.make_linear import bias_arguments
 from executorch_wgpu.serialization.dispatch_list import DType
 
 from harness import Chain, assert_close
@@ -24,7 +25,7 @@ def product(device, weight, x, scales, zeros, zero_dtype=torch.int8):
         if isinstance(value, torch.Tensor):
             args[name] = chain.input(name, tuple(value.shape), dtype)
             arrays.append(value.to(dtype).numpy())
-    args |= {**arguments(chain, weight), "bias": None}
+    args |= {**arguments(chain, weight), **bias_arguments(None)}
     n = weight.packed.shape[0]
     chain.output(*chain.call("wgpu.linear_8da", args, [(DType.F32, (*rows, n))]))
     return chain.graph(device).execute(arrays)[0]

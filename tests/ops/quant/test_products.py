@@ -6,6 +6,7 @@ import pytest
 import torch
 from weights import arguments, random_weight
 
+from executorch_wgpu.backend.passes.make_linear import bias_arguments
 from executorch_wgpu.serialization.dispatch_list import DType
 
 from harness import Chain, assert_close
@@ -14,7 +15,7 @@ from harness import Chain, assert_close
 def product(device, weight, x, bias=None):
     chain = Chain()
     args = {"x": chain.input("x", tuple(x.shape)), **arguments(chain, weight)}
-    args["bias"] = None if bias is None else chain.constant(bias, "bias")
+    args |= bias_arguments(None if bias is None else chain.constant(bias, "bias"))
     n = weight.packed.shape[0]
     chain.output(*chain.call("wgpu.linear_q", args, [(DType.F32, (*x.shape[:-1], n))]))
     return chain.graph(device).execute([x.numpy()])[0]

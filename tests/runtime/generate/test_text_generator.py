@@ -453,3 +453,17 @@ def test_profiled(device: Any) -> None:
     assert text.generate(PROMPT, 12, ignore_eos=True).token_ids == continuation(PROMPT, 12)
     profile = text.model.method.last_profile()
     assert profile is not None and len(list(profile)) >= 3
+
+
+def test_two_generators_over_one_program(device: Any) -> None:
+    """Each has caches of its own, though the methods' states are one by group."""
+    program = Runtime.get().load_program(tiny_pte(), device=device)
+    first, second = TextGenerator(program), TextGenerator(program)
+    forward = program.load_method("forward")
+    one, two = [40, 41, 42], [50, 51]
+    for _ in range(3):
+        one += first.generate(one, 5, ignore_eos=True).token_ids
+        two += second.generate(two, 4, ignore_eos=True).token_ids
+        forward.execute([np.array([[7]]), np.array([0])])
+    assert one == [40, 41, 42, *continuation([40, 41, 42], 15)]
+    assert two == [50, 51, *continuation([50, 51], 12)]

@@ -1,0 +1,161 @@
+"""Keeps the process alive where wgpu-native would end it.
+
+wgpu-native calls ``abort()`` on an error inside submit or poll, which is what a driver's report of
+a lost device becomes. ``guard.c`` turns that into a result. It is compiled on first use into the
+cache that the bridge uses too, in a tenth of a second; without a compiler, on Windows, and with
+``EXECUTORCH_WGPU_GUARD=0``, the calls are made as they are and end the process as before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .bridge.compile import cache_folder, find_compiler
+from .errors import DeviceLostError, WgpuDelegateError
+
+logger = logging.getLogger("executorch_wgpu")
+
+SOURCE = Path(__file__).with_name("guard.c")
+
+_DECLARATIONS = """
+int guarded_submit(void *function, void *queue, size_t count, void *commands, uint64_t *index);
+int guarded_poll(void *function, void *device, uint32_t wait, const void *index);
+"""
+
+_LOST = (
+    "the driver gave the device up (wgpu-native's words are on stderr). "
+    "Load the program again on a new device: program.reload()"
+)
+
+
+class NativeCalls:
+    """Submit and poll of wgpu-native, unguarded: an error ends the process.
+
+    Args:
+        ffi, lib: cffi's pair, as in ``wgpu.backends.wgpu_native._ffi``.
+    """
+
+    def __init__(self, ffi: Any, lib: Any) -> None:
+        self._submit, self._poll = lib.wgpuQueueSubmitForIndex, lib.wgpuDevicePoll
+        self._command_buffer, self._null = ffi.typeof("WGPUCommandBuffer[1]"), ffi.NULL
+        self._new = ffi.new
+
+    def submit(self, queue: Any, command_buffer: Any) -> int:
+        """Submits one command buffer (handles all); returns the submission's index.
+
+        Raises:
+            DeviceLostError: the driver gave the device up (where guarded).
+        """
+        return int(self._submit(queue, 1, self._new(self._command_buffer, [command_buffer])))
+
+    def poll(self, device: Any, wait: bool, index: Any = None) -> None:
+        """Takes notice of what is done; with ``wait`` until the submission that ``index`` points at
+        is, None: until all are.
+
+        Raises:
+            DeviceLostError: the driver gave the device up (where guarded).
+        """
+        self._poll(device, wait, self._null if index is None else index)
+
+
+class GuardedCalls(NativeCalls):
+    """The same through ``guard.c``."""
+
+    def __init__(self, ffi: Any, lib: Any, path: Path) -> None:
+        super().__init__(ffi, lib)
+        mine: Any = importlib.import_module("cffi").FFI()
+        mine.cdef(_DECLARATIONS)
+        library = mine.dlopen(str(path))
+        self._library = library  # stays loaded
+        self._address = {
+            name: mine.cast("void *", int(ffi.cast("uintptr_t", ffi.addressof(lib, name))))
+            for name in ("wgpuQueueSubmitForIndex", "wgpuDevicePoll")
+        }
+        self._guarded_submit, self._guarded_poll = library.guarded_submit, library.guarded_poll
+        self._local = threading.local()
+        self._make_index: Callable[[], Any] = lambda: mine.new("uint64_t *")
+
+    def submit(self, queue: Any, command_buffer: Any) -> int:
+        index = getattr(self._local, "index", None)
+        if index is None:
+            index = self._local.index = self._make_index()
+        commands = self._new(self._command_buffer, [command_buffer])
+        address = self._address["wgpuQueueSubmitForIndex"]
+        if not self._guarded_submit(address, queue, 1, commands, index):
+            raise DeviceLostError(f"submitting: {_LOST}")
+        return int(index[0])
+
+    def poll(self, device: Any, wait: bool, index: Any = None) -> None:
+        which = self._null if index is None else index
+        if not self._guarded_poll(self._address["wgpuDevicePoll"], device, wait, which):
+            raise DeviceLostError(f"waiting: {_LOST}")
+
+
+_calls: NativeCalls | None = None
+_calls_lock = threading.Lock()
+
+
+def native_calls() -> NativeCalls:
+    """The one instance of this process, guarded where that can be."""
+    global _calls
+    with _calls_lock:
+        if _calls is None:
+            bindings = importlib.import_module("wgpu.backends.wgpu_native._ffi")
+            _calls = NativeCalls(bindings.ffi, bindings.lib)
+            try:
+                path = _built()
+                if path is not None:
+                    _calls = GuardedCalls(bindings.ffi, bindings.lib, path)
+            except (OSError, subprocess.SubprocessError, WgpuDelegateError) as error:
+                logger.info("a driver's failure will end the process: %s", error)
+        return _calls
+
+
+def _built() -> Path | None:
+    """The compiled ``guard.c``, None where there is none to be had.
+
+    Raises:
+        OSError, subprocess.SubprocessError, WgpuDelegateError: building failed.
+    """
+    if sys.platform not in ("linux", "darwin") or os.environ.get("EXECUTORCH_WGPU_GUARD") == "0":
+        return None
+    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
+    folder = cache_folder() / "guard"
+    path = folder / f"guard-{digest}-{os.uname().machine}.so"
+    if path.is_file():
+        return path
+    compiler = find_compiler()
+    if compiler is None:
+        logger.info("no compiler: a driver's failure will end the process")
+        return None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="executorch-wgpu-"))
+        path = folder / path.name
+    descriptor, temporary = tempfile.mkstemp(suffix=".so", prefix=".build-", dir=folder)
+    os.close(descriptor)
+    kind = "-dynamiclib" if sys.platform == "darwin" else "-shared"
+    try:
+        subprocess.run(
+            [*compiler, "-x", "c", "-O1", "-fPIC", kind, str(SOURCE), "-o", temporary],
+            check=True,
+            capture_output=True,
+        )
+        # Into place at once: other processes may be building, or be killed while they do.
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+    return path
