@@ -8,6 +8,7 @@ from executorch_wgpu.backend.passes.dead_code import drop_dead_calls
 from executorch_wgpu.backend.passes.drop_views import drop_views
 from executorch_wgpu.backend.passes.fold_casts import fold_casts
 from executorch_wgpu.backend.passes.fold_constants import fold_scalar_constants
+from executorch_wgpu.backend.passes.fold_row_scales import fold_row_scales
 from executorch_wgpu.backend.passes.fuse_epilogue import fuse_epilogue
 from executorch_wgpu.backend.passes.fuse_gates import fuse_gates
 from executorch_wgpu.backend.passes.fuse_pointwise import fuse_pointwise
@@ -34,6 +35,7 @@ PASSES: tuple[Callable[[OpChain], None], ...] = (
     fuse_rms_norm,
     fuse_rope,
     make_linear,
+    fold_row_scales,
     fuse_pointwise,
     fuse_gates,
     fuse_epilogue,

@@ -12,7 +12,7 @@ from executorch_wgpu.ops.elementwise.formula import Formula, Line
 from executorch_wgpu.ops.symbolic import product
 from executorch_wgpu.serialization.dispatch_list import DType
 
-_VIEWS = (
+VIEWS = (
     "aten.view_copy.default",
     "aten.view.default",
     "aten._unsafe_view.default",
@@ -63,7 +63,7 @@ def make_linear(chain: OpChain) -> None:
         args["x"] = _whole(index, args["x"])
         out, view = call.outputs[0], None
         user = index.only_user(out)
-        if user is not None and user.op in _VIEWS and _same_rows(user.outputs[0], out):
+        if user is not None and user.op in VIEWS and _same_rows(user.outputs[0], out):
             out, view = user.outputs[0], user
         origin = Origin.of_several("linear", [call.origin])
         linear = OpCall(op, args, (out,), origin)
@@ -117,7 +117,7 @@ def _transposed(index: ChainIndex, value: Value) -> Value | None:
 
 def _whole(index: ChainIndex, x: Value) -> Value:
     """What ``x`` is a view of, as long as rows stay rows."""
-    while (call := index.made_by(x, *_VIEWS)) is not None:
+    while (call := index.made_by(x, *VIEWS)) is not None:
         source = call["self"]
         if not _same_rows(source, x) or source in index.versions:
             break

@@ -86,12 +86,37 @@ def test_weight_only(form, bias):
     run(module, inputs)
 
 
-def test_int8_weight_only_multiplies_by_the_scale_afterwards():
+def test_a_scale_after_the_product_becomes_the_weights():
     module = linear()
     quantize_(module, Int8WeightOnlyConfig())
     inputs = (torch.randn(3, 256),)
-    ops, _ = lowered(module, inputs)
-    assert "wgpu.linear_q" in ops and not any("mm" in op for op in ops)
+    ops, program = lowered(module, inputs)
+    assert computing(ops) == ["wgpu.linear_q"]
+    assert constant_bytes(program) == 96 * 256 + 2 * 96 * 4
+    run(module, inputs)
+
+
+class Scales(nn.Module):
+    """Integers times what is, or is not, a scale of their rows."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form = form
+        self.register_buffer("weight", torch.randint(-128, 128, (8, 16), dtype=torch.int8))
+        self.register_buffer("scales", torch.rand(8))
+
+    def forward(self, x):
+        y = nn.functional.linear(x, self.weight.float())
+        if self.form == "one for all":
+            return y * self.scales[:1]
+        if self.form == "more rows":
+            return y[:1] * self.scales.expand(3, 8)
+        return (y * self.scales) + (y if self.form == "read twice" else 0)
+
+
+@pytest.mark.parametrize("form", ["one for all", "more rows", "read twice", "plain"])
+def test_what_is_no_scale_of_rows_is_multiplied(form):
+    module, inputs = Scales(form), (torch.randn(3, 16),)
     run(module, inputs)
 
 
