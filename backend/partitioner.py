@@ -22,7 +22,19 @@ from executorch_wgpu.backend.preprocess import WgpuBackend
 
 logger = logging.getLogger("executorch_wgpu")
 
-__all__ = ["PartitionPlan", "WgpuPartitioner", "explain_program", "plan_partitions"]
+__all__ = [
+    "PartitionPlan",
+    "SplitMethodError",
+    "WgpuPartitioner",
+    "explain_program",
+    "named_feedback",
+    "plan_partitions",
+]
+
+
+class SplitMethodError(ValueError):
+    """What only a method that is one delegate can have was asked for one that is not; the message
+    says what would be on the CPU, and why."""
 
 
 class WgpuPartitioner(Partitioner):
@@ -48,12 +60,12 @@ class WgpuPartitioner(Partitioner):
         spec = self.delegation_spec
         if self.options.feedback:
             if plan.reasons or len(plan.groups) != 1:
-                raise ValueError(
+                raise SplitMethodError(
                     f"feedback: the method must be one delegate, and it would be "
                     f"{len(plan.groups)}\n"
                     f"{explain_plan(exported_program, plan.groups, plan.reasons)}"
                 )
-            options = _named_feedback(exported_program, self.options)
+            options = named_feedback(exported_program, self.options)
             spec = DelegationSpec(WgpuBackend.__name__, options.to_specs())
         for index, nodes in enumerate(plan.groups):
             tag = f"wgpu_{index}"
@@ -98,7 +110,7 @@ def explain_program(program: ExportedProgram, options: CompileOptions | None = N
     return explain_plan(program, plan.groups, plan.reasons)
 
 
-def _named_feedback(program: ExportedProgram, options: CompileOptions) -> CompileOptions:
+def named_feedback(program: ExportedProgram, options: CompileOptions) -> CompileOptions:
     """The options with outputs by the names of their nodes, which keep them in a delegate whose
     outputs have an order of their own. Raises ValueError for an output that there is not."""
     outputs = program.graph_signature.user_outputs

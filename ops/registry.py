@@ -85,6 +85,7 @@ def _load() -> None:
         norm,
         quant,
         rope,
+        sampling,
         shape,
     )
 

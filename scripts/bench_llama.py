@@ -141,7 +141,7 @@ def dispatch_list(options: dict[str, Any]) -> bytes:
         checkpoint, arguments = _checkpoint(options)
         model = pte.checkpoint_model(checkpoint, **arguments, progress=progress)
         with progress.step("lower"):
-            return pte.dispatch_lists(model)["forward"]
+            return pte.dispatch_lists(model, ["forward"])["forward"]
 
 
 def export(path: Path, options: dict[str, Any]) -> dict[str, Any]:

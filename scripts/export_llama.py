@@ -60,6 +60,12 @@ _DTYPES = click.Choice(["f32", "f16", "bf16"])
     "--embedding-quantize", metavar="SCHEME", help="Of the embedding table: 4:32, 8, keep, none."
 )
 @click.option("--all-logits", is_flag=True, help="The logits of every token, for eval.")
+@click.option(
+    "--generate/--no-generate",
+    default=True,
+    show_default=True,
+    help="A method that chooses tokens on the GPU, too. Without it the host does.",
+)
 def export_llama(
     gguf: Path | None,
     checkpoint: Path | None,
@@ -74,6 +80,7 @@ def export_llama(
     quantize: str | None,
     embedding_quantize: str | None,
     all_logits: bool,
+    generate: bool,
 ) -> None:
     """Export a llama model with its tokenizer, as one file that `run` needs nothing else for."""
     if sum(source is not None for source in (gguf, checkpoint, hf)) != 1:
@@ -105,6 +112,7 @@ def export_llama(
                     all_logits=all_logits,
                     quantize=quantize or default,
                     embedding_quantize=embedding_quantize or default,
+                    methods=("forward", "generate") if generate else ("forward",),
                     progress=progress,
                 )
         except (ValueError, ModuleNotFoundError) as error:

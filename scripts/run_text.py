@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 @click.option("--top-k", type=click.IntRange(0), default=0, show_default=True, help="0: all.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Equal seeds, equal text.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end of the text.")
+@click.option("--sample-on-host", is_flag=True, help="Choose tokens on the host: the same ones.")
+@click.option(
+    "--no-pipeline", is_flag=True, help="Wait for each token before the next step: the same ones."
+)
 @click.option("--device", help="Part of an adapter's name, see `devices`.")
 def run_text(
     file: Path,
@@ -43,6 +47,8 @@ def run_text(
     chat: bool,
     system: str | None,
     device: str | None,
+    sample_on_host: bool,
+    no_pipeline: bool,
     **options: Any,
 ) -> None:
     """Generate text with a model's FILE, streamed as it comes; statistics at the end."""
@@ -57,7 +63,9 @@ def run_text(
         if chat:  # fails at once where there is no template
             ids = text.chat([*messages, {"role": "user", "content": prompt or ""}])
             question = None if prompt is None else ids
-        generator = load_generator(file, text, device)
+        generator = load_generator(
+            file, text, device, sample_on_host=sample_on_host, pipelined=not no_pipeline
+        )
         if question is not None:
             _answer(generator, question, options)
         else:

@@ -16,6 +16,7 @@ from torchao.quantization.granularity import PerGroup
 
 from executorch_wgpu.backend.preprocess import lower_program
 from executorch_wgpu.ops import registry
+from executorch_wgpu.ops.sampling.operator import sample
 from executorch_wgpu.scripts.operator_table import README, with_table
 from executorch_wgpu.scripts.recipes import llama
 
@@ -66,6 +67,16 @@ class Quantized(torch.nn.Module):
         return self.dynamic(self.plain(x)), rows, weight * 2, self.table.T.float()
 
 
+class Sampling(torch.nn.Module):
+    def __init__(self, top_k: int) -> None:
+        super().__init__()
+        self.top_k = top_k
+
+    def forward(self, logits, temperature, top_p):
+        first = sample(logits, temperature, top_p, 1, 0, 0)
+        return first, sample(logits.half(), temperature, top_p, self.top_k, 3, 4)
+
+
 @pytest.fixture(scope="module")
 def programs():
     """Dispatch lists that together use every template."""
@@ -76,8 +87,11 @@ def programs():
         torch.ones(1, 5, 1, dtype=torch.bool),
     )
     shapes = ({1: S}, {1: S}, {1: S})
+    sampling = (torch.randn(1, 1, 77), torch.ones(1), torch.ones(1))
     found = [lower_program(exports.edge(Everything(), inputs, shapes)).program]
     found.append(lower_program(exports.edge(Quantized(), (torch.randn(3, 32),), ({0: S},))).program)
+    for top_k in (0, 9):
+        found.append(lower_program(exports.edge(Sampling(top_k), sampling)).program)
     for fused in (False, True):
         args = llama.model_args(
             dim=36, n_heads=6, n_kv_heads=2, hidden_dim=44, max_seq_len=64, max_context_len=128

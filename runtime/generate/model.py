@@ -27,7 +27,7 @@ from ..metadata import TensorInfo
 from ..program import Program
 from .sampling import sample
 
-_SEED_MASK = 0x7FFFFFFF
+_SEED_MASK = _MOST = 0x7FFFFFFF
 
 
 class LanguageModel:
@@ -109,10 +109,12 @@ class LanguageModel:
         first: object = FED_BACK if tokens is None else np.array([tokens], np.int64)
         inputs = [first, np.array([position], np.int64)]
         if self.samples:
+            # Greedy is a top_k of 1, too, by which a program can tell that it has nothing to draw.
+            top_k = 1 if temperature == 0 else min(top_k or self.vocab_size, _MOST)
             inputs += [
                 np.array([temperature], np.float32),
                 np.array([top_p], np.float32),
-                np.array([top_k or self.vocab_size], np.int64),
+                np.array([top_k], np.int64),
                 np.array([seed & _SEED_MASK], np.int64),
             ]
         return inputs

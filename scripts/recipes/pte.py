@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,19 @@ from executorch.exir import (
 
 from executorch_wgpu.backend import WgpuPartitioner
 from executorch_wgpu.backend.options import CompileOptions
-from executorch_wgpu.backend.partitioner import explain_program
+from executorch_wgpu.backend.partitioner import SplitMethodError, explain_program
 from executorch_wgpu.scripts.progress import Progress, WriteProgress
 from executorch_wgpu.scripts.recipes.checkpoints import Checkpoint
 from executorch_wgpu.scripts.recipes.packed import Packer
-from executorch_wgpu.scripts.recipes.whole import Llama, build, export_methods
+from executorch_wgpu.scripts.recipes.whole import METHODS, Llama, build, export_methods
 from executorch_wgpu.scripts.text.bundle import TextBundle
 
 #: As the other named data: a multiple of a page is not needed, of a word it is.
 _ALIGNMENT = 16
+
+
+#: The group in which methods share their caches.
+STATE_GROUP = "text"
 
 
 class NotWhollyDelegatedError(ValueError):
@@ -56,25 +61,41 @@ def lower(
     text: TextBundle | None = None,
     progress: Progress | None = None,
     options: CompileOptions | None = None,
+    methods: Sequence[str] = METHODS,
 ) -> ExecutorchProgramManager:
-    """Export and lower every method of ``model``, its tokenizer with it.
+    """Export and lower ``methods`` of ``model``, its tokenizer with them. Weights are in the
+    result once, and the methods have their caches in common.
 
     Raises NotWhollyDelegatedError.
     """
     with _step(progress, "export"):
-        exported = export_methods(model)
+        exported = export_methods(model, methods)
     with _step(progress, "lower"):
-        lowered = to_edge_transform_and_lower(
-            exported,
-            partitioner=[WgpuPartitioner(options)],
-            constant_methods=constant_methods(model, text),
-        )
+        try:
+            lowered = to_edge_transform_and_lower(
+                exported,
+                partitioner={
+                    name: [WgpuPartitioner(_method_options(name, options))] for name in exported
+                },
+                constant_methods=constant_methods(model, text),
+            )
+        except SplitMethodError as error:
+            raise NotWhollyDelegatedError(str(error)) from error
         for name in exported:
-            _check_whole(lowered, name, model, options)
+            _check_whole(lowered, name, model, _method_options(name, options))
         for key, data in ({} if text is None else text.named_data()).items():
             # ExecuTorch has no other way to put data into a file than through its delegates.
             lowered._named_data_store.add_named_data(key, data, alignment=_ALIGNMENT)
         return lowered.to_executorch()
+
+
+def _method_options(name: str, options: CompileOptions | None) -> CompileOptions:
+    """The options of a method: one group of caches, and the token that ``generate`` chooses may
+    stay on the GPU as the next call's."""
+    own: dict[str, Any] = {"share_state": STATE_GROUP}
+    if name == "generate":
+        own["feedback"] = ((0, "tokens"),)
+    return dataclasses.replace(options or CompileOptions(), **own)
 
 
 def _check_whole(
@@ -87,7 +108,7 @@ def _check_whole(
     if len(delegates) == 1 and not others:
         return
     # The graph is used up: the reasons take a new one.
-    rows = explain_program(export_methods(model)[name], options).on_cpu
+    rows = explain_program(export_methods(model, [name])[name], options).on_cpu
     reasons = "\n".join(f"  {row.count} x {row.op}: {row.reason}" for row in rows)
     raise NotWhollyDelegatedError(
         f"{name}: {len(delegates)} delegates and {len(others)} operators outside them; "
@@ -130,6 +151,7 @@ def export_checkpoint(
     all_logits: bool = False,
     quantize: str = "none",
     embedding_quantize: str = "none",
+    methods: Sequence[str] = METHODS,
     progress: Progress | None = None,
 ) -> None:
     """A ``.pte`` of a checkpoint.
@@ -141,11 +163,12 @@ def export_checkpoint(
         kv_dtype: storage of KV caches.
         max_seq_len: most tokens of one call.
         max_context: positions of the KV caches.
-        all_logits: the logits of every token instead of those of the last.
+        all_logits: ``forward`` gives the logits of every token instead of those of the last.
         quantize: of linear layers: "none", "keep" (blocks of a GGUF file stay what they are) or a
             scheme of ``packed.parse``.
         embedding_quantize: of the embedding table: the same. A table that is the output matrix,
             too, stays one where both are quantized alike.
+        methods: without ``generate``, the host chooses tokens.
 
     Raises NotWhollyDelegatedError, OSError, and ValueError as ``whole.build``.
     """
@@ -160,7 +183,7 @@ def export_checkpoint(
         embedding_quantize=embedding_quantize,
         progress=progress,
     )
-    write(lower(model, checkpoint.text, progress), path, progress)
+    write(lower(model, checkpoint.text, progress, methods=methods), path, progress)
 
 
 def checkpoint_model(
@@ -199,20 +222,23 @@ def checkpoint_model(
     )
 
 
-def dispatch_lists(model: Llama) -> dict[str, bytes]:
+def dispatch_lists(model: Llama, methods: Sequence[str] = METHODS) -> dict[str, bytes]:
     """The dispatch list of each method as a file has it, without the weights: to look at, or to
     measure over others of the same sizes."""
     from executorch.exir import EdgeCompileConfig, to_edge
 
+    from executorch_wgpu.backend.partitioner import named_feedback
     from executorch_wgpu.backend.preprocess import lower_program
     from executorch_wgpu.serialization.writer import serialize
 
     config = EdgeCompileConfig(_check_ir_validity=False)
-    edges = to_edge(export_methods(model), compile_config=config)
-    return {
-        name: serialize(lower_program(edges.exported_program(name)).program)
-        for name in edges.methods
-    }
+    edges = to_edge(export_methods(model, methods), compile_config=config)
+    found = {}
+    for name in edges.methods:
+        program = edges.exported_program(name)
+        options = named_feedback(program, _method_options(name, None))
+        found[name] = serialize(lower_program(program, options).program)
+    return found
 
 
 @contextlib.contextmanager

@@ -2,17 +2,22 @@
 
     model = build(args, weights)                     # weights: parameter name -> tensor
     logits = model(tokens, input_pos)                # eager, with the KV cache that it keeps
-    exported = export_methods(model)                 # {"forward": ExportedProgram}
+    exported = export_methods(model)                 # name -> ExportedProgram
 
 ``forward(tokens [1, S], input_pos [1]) -> logits [1, 1, V]``: S tokens from a position on, S from 1
 to ``max_seq_len``; the logits are those of the last token, of all S with ``generate_full_logits``.
+
+``generate(tokens, input_pos, temperature [1], top_p [1], top_k [1], seed [1]) -> token [1, 1]``:
+the same, and the next token, chosen of the last one's logits as ``wgpu::sample`` says. Both methods
+have the same weights and caches.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,8 +30,15 @@ from executorch.examples.models.llama.source_transformation.sdpa import (
 from torch import Tensor, nn
 
 from executorch_wgpu.ops.quant.layout import PackedWeight
+from executorch_wgpu.ops.sampling.operator import sample
 from executorch_wgpu.scripts.recipes.packed import put as put_packed
 from executorch_wgpu.scripts.recipes.storage import StoredKVCache, store_weights
+
+#: The methods of a file.
+METHODS = ("forward", "generate")
+
+#: The largest top_k and seed.
+MOST_INT = (1 << 31) - 1
 
 #: Calls what makes a tensor: weights are read one at a time.
 Weights = Mapping[str, Callable[[], Tensor]]
@@ -74,6 +86,35 @@ class Llama(Transformer):
         """Empty the KV caches, as if the model had just been built."""
         for layer in self.layers:
             layer.attention.kv_cache.reset()
+
+
+class _Generating(Llama):
+    """A model as ``generate`` runs it: the same modules, so that names are the same."""
+
+    @staticmethod
+    def of(model: Llama) -> _Generating:
+        """``model`` in its other form; weights and caches are shared."""
+        twin = copy.copy(model)
+        twin.__class__ = _Generating
+        twin.generate_full_logits = False
+        return twin
+
+    def forward(
+        self,
+        tokens: Tensor,
+        input_pos: Tensor,
+        temperature: Tensor,
+        top_p: Tensor,
+        top_k: Tensor,
+        seed: Tensor,
+    ) -> Tensor:
+        logits = super().forward(tokens, input_pos)
+        most, draw = top_k[0].item(), seed[0].item()
+        for value in (most, draw):
+            torch._check(value >= 0)
+            torch._check(value <= MOST_INT)
+        position = input_pos[0].item() + tokens.shape[1]
+        return sample(logits, temperature, top_p, most, draw, position)
 
 
 def build(
@@ -159,16 +200,29 @@ def random_weights(args: ModelArgs, seed: int = 0, std: float = 0.05) -> dict[st
     return {name: maker(name, number) for number, name in enumerate(sorted(shapes))}
 
 
-def export_methods(model: Llama) -> dict[str, torch.export.ExportedProgram]:
-    """The methods by name, each exported with a live S and a live ``input_pos[0]``.
+def export_methods(
+    model: Llama, names: Sequence[str] = METHODS
+) -> dict[str, torch.export.ExportedProgram]:
+    """The methods of these ``names``, each exported with a live S and a live ``input_pos[0]``.
 
-    One so far, ``forward``. An ExportedProgram can be lowered once only.
+    An ExportedProgram can be lowered once only.
     """
     # Sizes of 0 and 1 would become constants: S is 3, or 2 where no more fits.
     count = min(3, model.max_seq_len)
     if count < 2:
         raise ValueError(f"max_seq_len {model.max_seq_len} is too small: at least 2")
-    inputs = (torch.zeros(1, count, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
-    shapes = ({1: torch.export.Dim("S", min=1, max=model.max_seq_len)}, None)
+    inputs = [torch.zeros(1, count, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)]
+    shapes = [{1: torch.export.Dim("S", min=1, max=model.max_seq_len)}, None]
+    # Tensors of their own: one that is given twice is taken for one input.
+    settings = [torch.zeros(1), torch.ones(1), torch.zeros(1).long(), torch.ones(1).long()]
+    forms: dict[str, tuple[Llama, list[Tensor]]] = {
+        "forward": (model, inputs),
+        "generate": (_Generating.of(model), [*inputs, *settings]),
+    }
+    found = {}
     with torch.no_grad(), torch._dynamo.config.patch(capture_scalar_outputs=True):
-        return {"forward": torch.export.export(model, inputs, dynamic_shapes=shapes)}
+        for name in names:
+            module, examples = forms[name]
+            live = tuple(shapes + [None] * (len(examples) - 2))
+            found[name] = torch.export.export(module, tuple(examples), dynamic_shapes=live)
+    return found

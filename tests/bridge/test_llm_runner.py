@@ -108,7 +108,8 @@ def test_smollm2_gives_the_same_tokens_in_both_runtimes(tmp_path: Path):
 
     path = tmp_path / "smollm2.pte"
     checkpoint = open_gguf(smollm2.find_gguf())
-    pte.export_checkpoint(checkpoint, path, dtype=torch.float16, max_seq_len=16, max_context=128)
+    sizes = {"max_seq_len": 16, "max_context": 128}
+    pte.export_checkpoint(checkpoint, path, dtype=torch.float16, methods=["forward"], **sizes)
     generator = np.random.default_rng(0)
     prompt = generator.integers(5, 40_000, 21).tolist()
     own = Runtime.get().load_program(path).load_method("forward")

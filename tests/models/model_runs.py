@@ -26,9 +26,10 @@ def tiny_args(**overrides: Any) -> ModelArgs:
 
 
 def export(args: ModelArgs, path: Path, **options: Any) -> whole.Llama:
-    """A model with random weights, and its ``.pte`` at ``path``. ``options``: of whole.build."""
+    """A model with random weights, and its ``forward`` in a ``.pte`` at ``path``. ``options``: of
+    whole.build."""
     model = whole.build(args, whole.random_weights(args), **options)
-    pte.write(pte.lower(model), path)
+    pte.write(pte.lower(model, methods=["forward"]), path)
     return model
 
 

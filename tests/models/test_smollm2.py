@@ -4,7 +4,7 @@ here, the whole model in the slow suite."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +58,12 @@ def build(layers: int, **options: Any) -> whole.Llama:
 class Exported:
     """A file and its eager twin."""
 
-    def __init__(self, path: Path, layers: int, **options: Any) -> None:
+    def __init__(
+        self, path: Path, layers: int, methods: Sequence[str] = whole.METHODS, **options: Any
+    ) -> None:
         self.path = path
         self.model = build(layers, **options)
-        pte.write(pte.lower(self.model, checkpoint().text), path)
+        pte.write(pte.lower(self.model, checkpoint().text, methods=methods), path)
         text = load_text(path)
         assert text is not None
         self.text: Text = text
@@ -89,7 +91,9 @@ def complete(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exported]:
 def check_generation(exported: Exported, prompt: str, count: int, chunk: int) -> float:
     """Every token that is generated is the one that eager would have chosen after those before
     it, and the logits that it was chosen by are eager's. Returns their largest error."""
-    generator = TextGenerator(exported.path, exported.text, prefill_chunk=chunk)
+    generator = TextGenerator(
+        exported.path, exported.text, prefill_chunk=chunk, sample_on_host=True
+    )
     seen: list[np.ndarray] = []
     choose = generator.model.choose
 
@@ -116,6 +120,42 @@ def test_first_layers(first_layers: Exported, prompt: int, chunk: int) -> None:
     check_generation(first_layers, PROMPTS[prompt][:100], 4, chunk)
 
 
+#: Temperature, top_p and top_k.
+SETTINGS = [(0.0, 1.0, 0), (0.8, 0.9, 0), (1.2, 0.95, 40)]
+
+
+def check_loop(exported: Exported, prompt: str, count: int) -> None:
+    """Tokens chosen on the GPU, with two steps in flight or one, are those that the host chooses
+    of the logits."""
+    results = []
+    for options in ({"sample_on_host": True}, {}, {"pipelined": False}):
+        generator = TextGenerator(exported.path, exported.text, **options)
+        assert (
+            generator.model.samples
+            is generator.model.feeds_back
+            is not bool(options.get("sample_on_host"))
+        )
+        for heat, top_p, top_k in SETTINGS:
+            result = generator.generate(
+                prompt, count, temperature=heat, top_p=top_p, top_k=top_k, seed=4, ignore_eos=True
+            )
+            results.append(result.token_ids)
+    settings = len(SETTINGS)
+    assert len({tuple(ids) for ids in results}) == settings
+    for number, ids in enumerate(results):
+        assert ids == results[number % settings]
+
+
+def test_the_loop_of_the_first_layers(first_layers: Exported) -> None:
+    check_loop(first_layers, PROMPTS[1], 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prompt", range(len(PROMPTS)))
+def test_the_complete_loop(complete: Exported, prompt: int) -> None:
+    check_loop(complete, PROMPTS[prompt], 64)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", [CHUNK, 1])
 @pytest.mark.parametrize("prompt", range(len(PROMPTS)))
@@ -128,7 +168,7 @@ def test_complete(complete: Exported, prompt: int, chunk: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_storage(dtype: torch.dtype, tmp_path: Path) -> None:
     """Against f32 eager on the rounded weights."""
-    exported = Exported(tmp_path / "half.pte", smollm2.N_LAYERS, dtype=dtype)
+    exported = Exported(tmp_path / "half.pte", smollm2.N_LAYERS, ["forward"], dtype=dtype)
     for prompt in (1, 4):
         error = check_generation(exported, PROMPTS[prompt], 32, CHUNK)
         print(f"{dtype}, prompt {prompt}: largest error {error:.2e}")
@@ -136,7 +176,7 @@ def test_half_storage(dtype: torch.dtype, tmp_path: Path) -> None:
 
 def kept_blocks(path: Path, layers: int) -> Exported:
     """The file's blocks packed as they are, beside f32 eager on their values."""
-    exported = Exported(path, layers, pack=Packer("keep", "keep"))
+    exported = Exported(path, layers, ["forward"], pack=Packer("keep", "keep"))
     exported.model = build(layers)
     return exported
 
@@ -172,7 +212,7 @@ def test_perplexity(quantize: str, tmp_path: Path) -> None:
     path, text = tmp_path / "all.pte", tmp_path / "text.txt"
     packed = build(smollm2.N_LAYERS, pack=Packer(quantize, quantize))
     packed.generate_full_logits = True
-    pte.write(pte.lower(packed, source.text), path)
+    pte.write(pte.lower(packed, source.text, methods=["forward"]), path)
     text.write_text(STORY + PROMPTS[2])
     result = CliRunner().invoke(main, ["eval", str(path), "--text", str(text), "--json"])
     assert result.exit_code == 0, result.output

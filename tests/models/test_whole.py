@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
 import torch
@@ -24,6 +25,7 @@ from executorch_wgpu.scripts.cli import main
 from executorch_wgpu.scripts.perplexity import perplexity
 from executorch_wgpu.scripts.recipes import pte, whole
 from executorch_wgpu.scripts.text import TextBundle, load_text
+from executorch_wgpu.serialization.dispatch_list import BufferKind
 from executorch_wgpu.serialization.pte import PteFile
 
 import model_files as files
@@ -112,7 +114,7 @@ def test_the_file(exported: Any) -> None:
     values = {
         name: program.load_method(name).execute([])
         for name in program.method_names
-        if name != "forward"
+        if name not in whole.METHODS
     }
     assert values == {
         "get_max_seq_len": [16],
@@ -131,12 +133,15 @@ def test_the_file(exported: Any) -> None:
         f"layers.{i}.attention.kv_cache.{name}" for i in (0, 1) for name in ("k_cache", "v_cache")
     ]
     with PteFile.open(path) as file:
-        assert file.method("forward").sole_delegate() is not None
+        for name in whole.METHODS:
+            assert file.method(name).sole_delegate() is not None
+    inputs = program.metadata("generate").inputs
+    assert [info.dtype for info in inputs] == ["int64"] * 2 + ["float32"] * 2 + ["int64"] * 2
     text = load_text(path)
     assert text is not None and text.bundle == letters()
     # Tied to nothing: head and embedding are two; the caches' zeros are not in the file.
     parameters = sum(p.numel() * 4 for p in model.parameters())
-    assert parameters < path.stat().st_size < parameters + 400_000
+    assert parameters < path.stat().st_size < parameters + 900_000
 
 
 @pytest.mark.slow
@@ -199,9 +204,11 @@ def test_what_stays_on_the_cpu_is_named() -> None:
     model = whole.build(args, whole.random_weights(args))
     options = CompileOptions(operator_blocklist=("aten.embedding.*",))
     with pytest.raises(pte.NotWhollyDelegatedError) as caught:
-        pte.lower(model, options=options)
+        pte.lower(model, options=options, methods=["forward"])
     assert "a whole model is one delegate" in str(caught.value)
     assert "1 x aten.embedding.default: in operator_blocklist" in str(caught.value)
+    with pytest.raises(pte.NotWhollyDelegatedError, match=r"embedding.* in operator_blocklist"):
+        pte.lower(model, options=options, methods=["generate"])
 
 
 # -- commands --------------------------------------------------------------------------------
@@ -236,8 +243,38 @@ def test_run(exported: Any, capfd: pytest.CaptureFixture[str]) -> None:
     assert "upload " in capfd.readouterr().err
     for line in ("load", "prompt", "prefill", "time to first token", "decode", "peak"):
         assert line in result.stderr, result.stderr
-    again = run("run", path, "--prompt", "hello there", "--max-new-tokens", 5, "--temperature", 2)
-    assert again.exit_code == 0 and len(again.stdout) <= 6
+    words = ["run", path, "--prompt", "hello there", "--max-new-tokens", 9, "--ignore-eos"]
+    words += ["--temperature", 1.5, "--top-k", 20, "--seed", 3]
+    warm = run(*words)
+    assert warm.exit_code == 0 and warm.stdout != result.stdout[:9] + "\n"
+    for switch in ("--sample-on-host", "--no-pipeline"):
+        assert run(*words, switch).stdout == warm.stdout
+
+
+def test_both_methods_have_one_state_and_one_set_of_weights(exported: Any) -> None:
+    path, model = exported
+    program = Runtime.get().load_program(path)
+    forward, generate = program.load_method("forward"), program.load_method("generate")
+    tokens = runs.tokens_of(9, 75)
+    model.reset()
+    (logits,) = forward.execute([np.array([tokens[:6]]), np.array([0])])
+    runs.assert_logits(logits[0], runs.eager_step(model, tokens[:6], 0))
+    settings = [np.array([0], np.float32), np.array([1], np.float32), np.array([1]), np.array([0])]
+    (token,) = generate.execute([np.array([tokens[6:8]]), np.array([6]), *settings])
+    assert token.shape == (1, 1)
+    assert token[0, 0] == runs.eager_step(model, tokens[6:8], 6)[-1].argmax()
+    (logits,) = forward.execute([np.array([tokens[8:]]), np.array([8])])
+    runs.assert_logits(logits[0], runs.eager_step(model, tokens[8:], 8))
+    with pytest.raises(InvalidInputError, match="seed"):
+        generate.execute([np.array([[1]]), np.array([9]), *settings[:3], np.array([-1])])
+    keys = [
+        {b.data_key for b in program.dispatch_list(name).buffers if b.kind is BufferKind.CONSTANT}
+        for name in whole.METHODS
+    ]
+    assert keys[0] == keys[1] and len(keys[0]) > 10
+    # On the GPU once, too: what the two methods hold together is hardly more than what one does.
+    both = {**forward.allocated(), **generate.allocated()}
+    assert sum(both.values()) < sum(forward.allocated().values()) * 1.2
 
 
 def test_chat(exported: Any) -> None:
