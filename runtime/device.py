@@ -4,7 +4,8 @@ Which adapter: the one passed in, else what wgpu picks as high-performance. wgpu
 variables hold (``WGPUPY_WGPU_ADAPTER_NAME``: part of an adapter's summary;
 ``WGPU_BACKEND_TYPE``: ``Vulkan``, ``Metal``, ``D3D12``, ``OpenGL``). Without the package ``wgpu``,
 or where ``EXECUTORCH_WGPU_API=wgpudawn`` says so, ``wgpudawn`` (the same API on Dawn) is used; a
-device of either may be passed in.
+device of either may be passed in (one of Dawn's that several threads are to use needs Dawn's
+feature ``implicit-device-synchronization``).
 
 Nothing is used in silence that cannot compute or computes slowly: null backends are refused, and
 an adapter on the CPU that nobody asked for comes with a :class:`SoftwareAdapterWarning`.
@@ -33,7 +34,14 @@ logger = logging.getLogger("executorch_wgpu")
 #: Optional features that are switched on wherever the adapter has them. wgpu-native says
 #: ``subgroup`` for what WebGPU calls ``subgroups``. Having ``timestamp-query`` on costs nothing
 #: until a graph profiles, and lets all graphs of a process share one device.
-_WANTED = ("subgroup", "subgroups", "shader-f16", "timestamp-query")
+_WANTED = (
+    "subgroup",
+    "subgroups",
+    "shader-f16",
+    "timestamp-query",
+    # Dawn's devices are for one thread without it, and threads that share one crash the process.
+    "implicit-device-synchronization",
+)
 
 #: Packages with the WebGPU API, in order of preference.
 _PACKAGES = ("wgpu", "wgpudawn")
@@ -125,20 +133,36 @@ def request_device(adapter: Any = None, *, label: str = "executorch-wgpu") -> An
                 f"adapter '{adapter.summary}' is a null backend that computes nothing: "
                 f"{_NO_ADAPTER}"
             )
-        offered = adapter.limits
         try:
-            device = adapter.request_device_sync(
-                label=label,
-                required_features=[name for name in _wanted() if name in adapter.features],
-                # Dawn gives the defaults where none is asked for, wgpu-native the adapter's.
-                required_limits={name: offered[name] for name in DEFAULT_LIMITS if name in offered},
-            )
+            device = _device_of(adapter, label)
         except RuntimeError as error:
-            raise UnsupportedDeviceError(
-                f"adapter '{adapter.summary}' gives no device: {error}"
-            ) from error
+            # Dawn's adapters give one device each.
+            again = _same_adapter(adapter) if "consumed" in str(error) else None
+            if again is None:
+                raise UnsupportedDeviceError(
+                    f"adapter '{adapter.summary}' gives no device: {error}"
+                ) from error
+            device = _device_of(again, label)
     logger.debug("device on %s", adapter.summary)
     return device
+
+
+def _device_of(adapter: Any, label: str) -> Any:
+    offered = adapter.limits
+    return adapter.request_device_sync(
+        label=label,
+        required_features=[name for name in _wanted() if name in adapter.features],
+        # Dawn gives the defaults where none is asked for, wgpu-native the adapter's.
+        required_limits={name: offered[name] for name in DEFAULT_LIMITS if name in offered},
+    )
+
+
+def _same_adapter(adapter: Any) -> Any:
+    """The adapter looked up anew, None where it is gone."""
+    for found in _gpu().enumerate_adapters_sync():
+        if found.summary == adapter.summary:
+            return found
+    return None
 
 
 def _wanted() -> list[str]:
@@ -211,12 +235,7 @@ def another_device(device: Any) -> Any:
         if device is _default:
             _default = request_device()
             return _default
-    summary = device.adapter.summary
-    # An adapter may give one device only, so it is looked up anew.
-    for adapter in _gpu().enumerate_adapters_sync():
-        if adapter.summary == summary:
-            return request_device(adapter)
-    return request_device()
+    return request_device(_same_adapter(device.adapter))
 
 
 def is_native(device: Any) -> bool:

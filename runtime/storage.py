@@ -221,6 +221,9 @@ class Buffers:
         self, handle: Any, data: memoryview, advance: Callable[[int], None] | None = None
     ) -> None:
         """Writes bytes to the start of a buffer, in pieces, padded with zeros to whole words."""
+        # An error out of write_buffer would hold views on the data in its frames, and such views in
+        # a reference cycle crash the garbage collector of Python 3.11.
+        self._submitter.check_alive()
         queue = self._device.queue
         whole = len(data) // 4 * 4
         for start in range(0, whole, _PIECE_BYTES):

@@ -59,6 +59,10 @@ class Submitter:
         self._fence.map_sync("READ")
         self._fence.unmap()
 
+    def check_alive(self) -> None:
+        """Raises what wgpu raises where the device is known to be lost."""
+        self._nothing()
+
     def _nothing(self) -> Any:
         """An empty command buffer. Finishing one raises where the device is lost."""
         return self._device.create_command_encoder(label="flush").finish()
@@ -100,6 +104,9 @@ class Staging:
         del token
         self.idle = False
         self.buffer.map_sync("READ", 0, size)
+        if self.buffer.map_state != "mapped":
+            # Ctrl-C has struck in the callback, where cffi prints it and goes on.
+            raise KeyboardInterrupt("while results were mapped")
         try:
             yield memoryview(self.buffer.read_mapped(0, size, copy=False)).cast("B")
         finally:

@@ -26,7 +26,8 @@ def emit_byte_copy(b: Builder, source: Tensor, out: Tensor, name: str) -> None:
     count = product(out.shape)
     params: dict[str, Number] = {"COUNT": count, "X_AT": source.offset}
     params |= {f"S{d}": stride for d, stride in enumerate(strides)}
-    params |= {f"D{d}": size for d, size in enumerate(shape) if d}
+    # Of an empty tensor nothing runs, but Tint refuses to compile a division by 0.
+    params |= {f"D{d}": size if size != 0 else 1 for d, size in enumerate(shape) if d}
     target = "I32" if out.dtype is DType.I64 else out.dtype.name
     b.run(
         b.dispatch(

@@ -66,7 +66,8 @@ def emit_pointwise(
     count = product(dims)
     params: dict[str, Number] = {"COUNT": count}
     # A thread's index is split into coordinates by dividing by every size but the outermost.
-    params |= {f"D{d}": size for d, size in enumerate(dims) if d > 0}
+    # Of an empty tensor nothing runs, but Tint refuses to compile a division by 0.
+    params |= {f"D{d}": size if size != 0 else 1 for d, size in enumerate(dims) if d > 0}
     reads: dict[str, Bind] = {}
     described: list[dict[str, Any]] = []
     for k, (view, stride) in enumerate(zip(views, strides, strict=True)):

@@ -81,7 +81,7 @@ def test_by_name_by_adapter_or_ready_made(device: Any) -> None:
     assert module.resolve_device(device) is device
     part = device.adapter.summary.split()[0].upper()
     assert part in module.resolve_device(part).adapter.summary.upper()
-    assert module.resolve_device(device.adapter).adapter is device.adapter
+    assert module.resolve_device(device.adapter).adapter.summary == device.adapter.summary
     with pytest.raises(UnsupportedDeviceError, match="no adapter matches 'Nonesuch'; there are: '"):
         module.resolve_device("Nonesuch")
 
@@ -226,6 +226,8 @@ def test_a_shader_with_f16_and_subgroups(device: Any) -> None:
 def test_loop_bounding_by_environment(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import wgpu.backends.wgpu_native._api as api
 
+    if not module.is_native(device):
+        pytest.skip("wgpu-native's switch; Dawn compiles as Chrome does, always")
     calls = []
     original = api.libf.wgpuDeviceCreateShaderModuleTrusted
     monkeypatch.setattr(
