@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from executorch_wgpu.scripts.bench import bench
+from executorch_wgpu.scripts.bench.command import bench
 from executorch_wgpu.scripts.devices import devices
 from executorch_wgpu.scripts.eval_text import eval_text
 from executorch_wgpu.scripts.export_llama import export_llama

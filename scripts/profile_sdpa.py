@@ -101,7 +101,7 @@ def measure(
 ) -> dict[str, Any]:
     """A document of what the layer costs at one setting."""
     from executorch_wgpu.scripts import measure as m
-    from executorch_wgpu.scripts.bench_report import build_document
+    from executorch_wgpu.scripts.bench.report import build_document
 
     positions, start = setting
     subject = m.load_subject(file, "forward", device, positions, start, (), warmup, True)

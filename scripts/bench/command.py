@@ -64,7 +64,7 @@ def bench(
 
     docs/PROFILING.md says how to read the numbers."""
     from executorch_wgpu.scripts import measure as m
-    from executorch_wgpu.scripts.bench_report import build_document, print_report
+    from executorch_wgpu.scripts.bench.report import build_document, print_report
 
     if steps < 1:
         raise click.BadParameter("at least 1", param_hint="--steps")

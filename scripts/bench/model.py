@@ -1,0 +1,255 @@
+"""Steps of a model's dispatch list with random weights: what decode and prefill cost.
+
+    python -m executorch_wgpu.scripts.bench_llama llama3_2_1b --quantize 4w:32 \\
+        --embedding-quantize 4:32 --max-context 4096 --max-seq-len 512 --list 1b.list
+    python -m executorch_wgpu.scripts.bench.model 1b.list
+
+The second command needs neither torch nor executorch, nor the weights: the machine that measures
+gets half a megabyte. Results are not looked at here; the same kernels are tested with real numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+_PATH = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--positions", default="511,2047", show_default=True, help="Of decode steps.")
+@click.option("--prompts", default="128,512", show_default=True, help="Lengths of prefills.")
+@click.option("--steps", default=100, show_default=True, help="Measured steps a row.")
+@click.option("--warmup", default=1.0, show_default=True, help="Seconds of steps before them.")
+@click.option("--kernels/--no-kernels", default=True, help="Also times by kernel.")
+@click.option("--device", help="Part of the adapter's name (see devices).")
+@click.option("--json", "json_path", type=_PATH, metavar="PATH", help="Everything as JSON.")
+def main(
+    file: Path,
+    positions: str,
+    prompts: str,
+    steps: int,
+    warmup: float,
+    kernels: bool,
+    device: str | None,
+    json_path: Path | None,
+) -> None:
+    """Measure FILE, a serialized dispatch list."""
+    from executorch_wgpu.runtime.device import resolve_device
+
+    settings = [(1, int(p)) for p in positions.split(",") if p]
+    settings += [(int(p), 0) for p in prompts.split(",") if p]
+    bench = ModelBench(file, resolve_device(device), warmup)
+    rows = [bench.row(length, position, steps) for length, position in settings]
+    result = {**bench.about(), "rows": rows}
+    print_rows(result)
+    if kernels:
+        result["kernels"] = bench.kernels(settings)
+        print_kernels(result["kernels"])
+    if json_path is not None:
+        json_path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+class ModelBench:
+    """A dispatch list on a device, filled with random numbers.
+
+    Args:
+        file: as ``bench_llama --list`` writes it.
+        warmup: seconds of steps before each measurement: devices raise their clocks under load.
+    """
+
+    def __init__(self, file: Path, device: Any, warmup: float) -> None:
+        from executorch_wgpu.runtime.graph import WebGPUGraph
+        from executorch_wgpu.scripts.bench.fill import random_data
+        from executorch_wgpu.serialization.reader import deserialize
+
+        self.file, self.device, self.warmup = file, device, warmup
+        self.program = deserialize(file.read_bytes())
+        self._make = lambda profile: WebGPUGraph(
+            device, self.program, random_data(self.program), file.stem, profile=profile
+        )
+        begin = time.perf_counter()
+        self.graph = self._make(False)
+        self.load_s = time.perf_counter() - begin
+
+    def about(self) -> dict[str, Any]:
+        """What was measured, and on what."""
+        from importlib.metadata import version
+
+        from executorch_wgpu.runtime.device import is_native
+
+        adapter = self.device.adapter
+        return {
+            "file": self.file.name,
+            "adapter": adapter.summary,
+            "driver": str(adapter.info.get("description", "")),
+            "implementation": "wgpu-native" if is_native(self.device) else "Dawn",
+            "wgpu": version("wgpu"),
+            "load_s": self.load_s,
+            "gpu_bytes": sum(self.graph.allocated().values()),
+        }
+
+    def inputs(self, length: int, position: int) -> list[Any]:
+        """Arguments of a step."""
+        from executorch_wgpu.scripts.describe import scalars_at
+        from executorch_wgpu.scripts.measure import random_inputs
+
+        return random_inputs(self.program, scalars_at(self.program, length, position))
+
+    def row(self, length: int, position: int, steps: int) -> dict[str, Any]:
+        """One setting: a step alone with its results on the host, and steps one behind the other
+        with none read back, two in flight. Milliseconds, medians."""
+        from executorch_wgpu.runtime.device import capabilities
+        from executorch_wgpu.scripts.describe import dispatches_at, scalars_at
+
+        inputs = self.inputs(length, position)
+        steps = steps if length == 1 else max(5, steps // 5)
+        self._warm(lambda: self.graph.execute(inputs))
+        alone = [_timed(lambda: self.graph.execute(inputs)) for _ in range(steps)]
+        self._warm(lambda: self.graph.execute(inputs, outputs=()))
+        scalars = scalars_at(self.program, length, position)
+        dispatches = dispatches_at(self.program, scalars, capabilities(self.device))
+        encode = [_timed(lambda: self._submit_and_wait(inputs)) for _ in range(steps)]
+        return {
+            "length": length,
+            "position": position,
+            "dispatches": len(dispatches),
+            "alone_ms": statistics.median(alone),
+            "submit_ms": statistics.median(encode),
+            "step_ms": min(self._in_flight(inputs, steps) for _ in range(3)),
+        }
+
+    def _submit_and_wait(self, inputs: Sequence[Any]) -> float:
+        begin = time.perf_counter()
+        pending = self.graph.submit(inputs, outputs=())
+        spent = time.perf_counter() - begin
+        pending.result()
+        return spent * 1e3
+
+    def _in_flight(self, inputs: Sequence[Any], steps: int) -> float:
+        """Milliseconds a step, steps being encoded while others run."""
+        waiting: list[Any] = []
+        begin = time.perf_counter()
+        for _ in range(steps):
+            waiting.append(self.graph.submit(inputs, outputs=()))
+            if len(waiting) > 2:
+                waiting.pop(0).result()
+        for pending in waiting:
+            pending.result()
+        return (time.perf_counter() - begin) / steps * 1e3
+
+    def _warm(self, step: Callable[[], Any]) -> None:
+        end = time.perf_counter() + self.warmup
+        step()
+        step()
+        while time.perf_counter() < end:
+            step()
+
+    def kernels(self, settings: Sequence[tuple[int, int]], steps: int = 7) -> list[dict[str, Any]]:
+        """Device time by kernel. Every dispatch is in a pass of its own here, which adds some
+        microseconds to each: shares are to be read, not sums."""
+        graph = self._make(True)
+        found = []
+        for length, position in settings:
+            inputs = self.inputs(length, position)
+            self._warm(partial(self.graph.execute, inputs, outputs=()))
+            times: dict[str, list[float]] = {}
+            spans = []
+            for _ in range(steps):
+                graph.execute(inputs, outputs=())
+                profile = graph.last_profile()
+                if profile is None:
+                    return []
+                spans.append(profile.span_ns / 1e6)
+                for dispatch in profile.dispatches:
+                    times.setdefault(_kind(dispatch.label), []).append(dispatch.duration_ns / 1e3)
+            rows = [
+                {
+                    "kernel": kind,
+                    "dispatches": len(values) // steps,
+                    "median_us": statistics.median(values),
+                    "total_ms": sum(values) / steps / 1e3,
+                }
+                for kind, values in times.items()
+            ]
+            rows.sort(key=lambda row: -row["total_ms"])
+            found.append(
+                {
+                    "length": length,
+                    "position": position,
+                    "span_ms": statistics.median(spans),
+                    "rows": rows,
+                }
+            )
+        return found
+
+
+def _timed(call: Callable[[], Any]) -> float:
+    """Milliseconds that ``call`` takes, or what it says it took."""
+    begin = time.perf_counter()
+    result = call()
+    return result if isinstance(result, float) else (time.perf_counter() - begin) * 1e3
+
+
+def _kind(label: str) -> str:
+    """A label without the number of its layer."""
+    path, _, name = label.rpartition("/")
+    return "/".join([*(".".join(p for p in path.split(".") if not p.isdigit()),), name])
+
+
+def print_rows(result: dict[str, Any]) -> None:
+    """The rows, for people."""
+    from executorch_wgpu.scripts.console import Console, duration, size
+
+    console = Console()
+    console.line(f"{result['file']} on {result['adapter']} {result['driver']}")
+    console.line(
+        f"{result['implementation']} {result['wgpu']}, load {duration(result['load_s'])}, "
+        f"{size(result['gpu_bytes'])} on the GPU"
+    )
+    columns = ("step", "dispatches", "alone ms", "to submit ms", "in flight ms", "tokens/s")
+    console.table(
+        columns,
+        [
+            (
+                f"decode at {r['position']}" if r["length"] == 1 else f"prefill of {r['length']}",
+                r["dispatches"],
+                f"{r['alone_ms']:.3f}",
+                f"{r['submit_ms']:.3f}",
+                f"{r['step_ms']:.3f}",
+                f"{r['length'] * 1e3 / r['step_ms']:,.0f}",
+            )
+            for r in result["rows"]
+        ],
+    )
+
+
+def print_kernels(found: Sequence[dict[str, Any]]) -> None:
+    """Times by kernel, for people."""
+    from executorch_wgpu.scripts.console import Console
+
+    console = Console()
+    for setting in found:
+        console.line(
+            f"\n{setting['length']} at {setting['position']}: {setting['span_ms']:.2f} ms, every "
+            "dispatch in a pass of its own"
+        )
+        console.table(
+            ("kernel", "dispatches", "median us", "total ms"),
+            [
+                (r["kernel"], r["dispatches"], f"{r['median_us']:.2f}", f"{r['total_ms']:.3f}")
+                for r in setting["rows"][:12]
+            ],
+        )
+
+
+if __name__ == "__main__":
+    main()
