@@ -11,10 +11,12 @@ from executorch_wgpu.backend.passes.fold_constants import fold_scalar_constants
 from executorch_wgpu.backend.passes.fold_row_scales import fold_row_scales
 from executorch_wgpu.backend.passes.fuse_epilogue import fuse_epilogue
 from executorch_wgpu.backend.passes.fuse_gates import fuse_gates
+from executorch_wgpu.backend.passes.fuse_norm import fuse_norm
 from executorch_wgpu.backend.passes.fuse_pointwise import fuse_pointwise
 from executorch_wgpu.backend.passes.fuse_quantized import fuse_quantized
 from executorch_wgpu.backend.passes.fuse_rms_norm import fuse_rms_norm
 from executorch_wgpu.backend.passes.fuse_rope import fuse_rope
+from executorch_wgpu.backend.passes.fuse_rope_attention import fuse_rope_attention
 from executorch_wgpu.backend.passes.fuse_rope_cache import fuse_rope_cache
 from executorch_wgpu.backend.passes.join_linears import join_linears
 from executorch_wgpu.backend.passes.keep_f32 import keep_f32
@@ -40,8 +42,10 @@ PASSES: tuple[Callable[[OpChain], None], ...] = (
     fuse_gates,
     fuse_epilogue,
     join_linears,
+    fuse_norm,
     split_sdpa,
     fuse_rope_cache,
+    fuse_rope_attention,
 )
 
 #: What may be switched off, to measure what it brings: results stay the same.

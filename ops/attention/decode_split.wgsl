@@ -5,7 +5,12 @@
      values   UNITS threads a position, GROUPS positions at a time, all rows
    and leaves, per row and split, the unnormalised sum of values and (maximum, sum of weights).
 
-   sums: [batch, KV head, row, split][UNITS], stats: [batch, KV head, row, split]. #}
+   sums: [batch, KV head, row, split][UNITS], stats: [batch, KV head, row, split].
+
+   FRESH: one position, whose query and key are not yet rotated and whose key and value are not yet
+   in the caches. Every workgroup rotates them for itself; position START counts as what is fresh,
+   rounded as the cache stores it, and the workgroup that owns it writes it to the caches when it has
+   read its share of them. Nobody else reads that position. #}
 {% include "attention/load.wgsl" %}
 {% set QUADS = (TILE_ROWS + 3) // 4 %}
 {% set LANE_STRIDE = TILE * QUADS + 2 %}
@@ -16,6 +21,40 @@
 {% set SHARE = (UNITS + LANES - 1) // LANES %}
 {% set LOWEST = "-1.7e38f" %}
 
+{% if FRESH %}
+{% from "halves.wgsl" import quad, read %}
+{% macro stored(codec, value) -%}
+{{ "%s_quad(%s_words(%s))" % (codec, codec, value) if codec else value }}
+{%- endmacro %}
+{% set HALF = UNITS // 2 %}
+var<workgroup> fresh_k: array<vec4<f32>, {{ UNITS }}>;
+var<workgroup> fresh_v: array<vec4<f32>, {{ UNITS }}>;
+{% for x in ("cos", "sin") %}
+{% set X = x | upper %}
+{% set place = "%s + batch * %s + (%%s) * %s" % (p(X ~ "_AT"), p(X ~ "_B"), p(X ~ "_D")) %}
+fn {{ x }}_of(batch: u32, unit: u32) -> vec4<f32> {
+    return vec4<f32>(
+{% for c in range(4) %}
+{% set d = "unit * 2u + %du" % (c // 2) if INTERLEAVED else "unit * 4u + %du" % c %}
+        {{ read(FRESH[x].name, FRESH[x].codec, false, place % d) }}{{ "," if not loop.last }}
+{% endfor %}
+    );
+}
+{% endfor %}
+// Unit ``unit`` of the rotated head that starts at ``at``.
+fn rotated(at: u32, unit: u32, batch: u32) -> vec4<f32> {
+    let own = load_q(at, unit);
+    let cosine = cos_of(batch, unit);
+    let sine = sin_of(batch, unit);
+{% if INTERLEAVED %}
+    return own * cosine + vec4<f32>(-own.y, own.x, -own.w, own.z) * sine;
+{% else %}
+    let lower = unit < {{ HALF }}u;
+    let other = load_q(at, select(unit - {{ HALF }}u, unit + {{ HALF }}u, lower));
+    return own * cosine + select(other, -other, lower) * sine;
+{% endif %}
+}
+{% endif %}
 var<workgroup> queries: array<array<vec4<f32>, {{ UNITS }}>, {{ TILE_ROWS }}>;
 // Shares of dot products, [lane][position][rows / 4], then sums of values.
 var<workgroup> pool: array<vec4<f32>, {{ POOL }}>;
@@ -37,10 +76,28 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
         let row = first_row + i / {{ UNITS }}u;
         var value = vec4<f32>(0.0);
         if (row < {{ ROWS }}) {
+{% if FRESH %}
+            value = rotated(q_at + row * {{ Q_H }}, i % {{ UNITS }}u, batch);
+{% else %}
             value = load_q(q_at + row / {{ GROUP }}u * {{ Q_N }} + row % {{ GROUP }}u * {{ Q_H }}, i % {{ UNITS }}u);
+{% endif %}
         }
         queries[i / {{ UNITS }}u][i % {{ UNITS }}u] = value * {{ SCALE }};
     }
+
+{% if FRESH %}
+    // The last threads do it: the first ones have rows of the query.
+    for (var i = {{ WG_X - 1 }}u - thread; i < {{ 2 * UNITS }}u; i += {{ WG_X }}u) {
+        let unit = i % {{ UNITS }}u;
+        if (i < {{ UNITS }}u) {
+            let key = rotated({{ FRESH_K_AT }} + batch * {{ FRESH_K_B }} + head * {{ FRESH_K_H }}, unit, batch);
+            fresh_k[unit] = {{ stored(K_CODEC, "key") }};
+        } else {
+            let value = load_q({{ FRESH_V_AT }} + batch * {{ FRESH_V_B }} + head * {{ FRESH_V_H }}, unit);
+            fresh_v[unit] = {{ stored(V_CODEC, "value") }};
+        }
+    }
+{% endif %}
 
     let k_at = {{ K_AT }} + batch * {{ K_B }} + head * {{ K_H }};
     let v_at = {{ V_AT }} + batch * {{ V_B }} + head * {{ V_H }};
@@ -94,10 +151,27 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
             }
 {% endfor %}
         }
+{% if FRESH %}
+{% for i in range(PASSES) %}
+        if (base + place + {{ i * PER_PASS }}u == {{ START }}) {
+{% for q in range(QUADS) %}
+            dots{{ i }}_{{ q }} = vec4<f32>(0.0);
+{% endfor %}
+            for (var u = lane; u < {{ UNITS }}u; u += {{ LANES }}u) {
+{% for r in range(TILE_ROWS) %}
+                dots{{ i }}_{{ r // 4 }}.{{ "xyzw"[r % 4] }} += dot(queries[{{ r }}][u], fresh_k[u]);
+{% endfor %}
+            }
+        }
+{% endfor %}
+{% endif %}
 {% if STEPS <= UNROLL_VALUES %}
         // V is on its way while the softmax waits at its barriers.
 {% for i in range(STEPS) %}
-        let value{{ i }} = load_v(v_at + min(base + part + {{ i * GROUPS }}u, end - 1u) * {{ V_N }}, unit);
+        {{ "var" if FRESH else "let" }} value{{ i }} = load_v(v_at + min(base + part + {{ i * GROUPS }}u, end - 1u) * {{ V_N }}, unit);
+{% if FRESH %}
+        if (base + part + {{ i * GROUPS }}u == {{ START }}) { value{{ i }} = fresh_v[unit]; }
+{% endif %}
 {% endfor %}
 {% endif %}
 {% for i in range(PASSES) %}
@@ -157,7 +231,10 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {% if STEPS > UNROLL_VALUES %}
             for (var local = part; local < {{ TILE }}u; local += {{ GROUPS * UNROLL_VALUES }}u) {
 {% for i in range(UNROLL_VALUES) %}
-                let value{{ i }} = load_v(v_at + min(base + local + {{ i * GROUPS }}u, end - 1u) * {{ V_N }}, unit);
+                {{ "var" if FRESH else "let" }} value{{ i }} = load_v(v_at + min(base + local + {{ i * GROUPS }}u, end - 1u) * {{ V_N }}, unit);
+{% if FRESH %}
+        if (base + local + {{ i * GROUPS }}u == {{ START }}) { value{{ i }} = fresh_v[unit]; }
+{% endif %}
 {% endfor %}
 {% else %}
             {
@@ -189,6 +266,20 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
     }
     workgroupBarrier();
 {% endfor %}
+
+{% if FRESH %}
+    workgroupBarrier();
+    if (end == {{ LENGTH }} && first_row == 0u) {
+        for (var i = thread; i < {{ 2 * UNITS }}u; i += {{ WG_X }}u) {
+            let unit = i % {{ UNITS }}u;
+            if (i < {{ UNITS }}u) {
+                k[k_at + {{ START }} * {{ K_N }} + unit] = {{ quad(K_CODEC, "fresh_k[unit]") }};
+            } else {
+                v[v_at + {{ START }} * {{ V_N }} + unit] = {{ quad(V_CODEC, "fresh_v[unit]") }};
+            }
+        }
+    }
+{% endif %}
 
     let share = ((batch * {{ HEADS }}u + head) * {{ ROWS }} + first_row) * {{ SPLITS }} + workgroup.x;
     if (part == 0u) {

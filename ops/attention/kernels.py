@@ -16,7 +16,7 @@ log2(e) and exp becomes exp2."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from executorch_wgpu.ops.builder import (
@@ -134,14 +134,51 @@ class Problem:
         return touched_bytes(operands) + 2 * self.key.shape[0] * self.length * row
 
 
+@dataclass(frozen=True)
+class Fresh:
+    """What is new at this step, before its rotation and before it is in the caches.
+
+    ``query`` [B, S, Hq, D], ``key`` and ``value`` [B, S, Hkv, D]; ``cos`` and ``sin`` [B, S, W], W
+    being D, or D / 2 for ``interleaved`` pairs. ``normed``: q or k go through a norm first.
+    ``stored``: the dispatch that does all that, for the kernels that find it done."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool
+    normed: bool
+    stored: DispatchSpec
+
+
+def _takes_fresh(problem: Problem, fresh: Fresh, rows: int) -> bool:
+    """Whether the split kernel, with ``rows`` rows a tile, can rotate and store one position."""
+    if _split_bytes(problem.units, rows) + 32 * problem.units > WORKGROUP_MEMORY:
+        return False
+    parts = (fresh.query, fresh.key, fresh.value)
+    one = parts[0].storage
+    # One binding serves q, k and v, and with the tables, caches and results there are no more.
+    if any(x.storage is not one or x.dtype is not parts[0].dtype for x in parts):
+        return False
+    if fresh.cos.storage is one or fresh.sin.storage is one or not problem.causal:
+        return False
+    if fresh.normed:
+        return False
+    vectors = all(_vector(x) for x in (*parts, problem.key, problem.value))
+    return vectors and (fresh.interleaved or problem.dim % 8 == 0)
+
+
 def max_rows(group: int) -> int:
     """The most positions that one dispatch of the prefill kernel can take."""
     return MAX_GROUPS * 4 * ROW_GROUPS // group
 
 
-def emit_attention(b: Builder, problem: Problem) -> Tensor:
-    """Append the step; returns a contiguous [B, S, Hq, D]."""
+def emit_attention(b: Builder, problem: Problem, fresh: Fresh | None = None) -> Tensor:
+    """Append the step; returns a contiguous [B, S, Hq, D]. With ``fresh`` the step rotates and
+    stores what is new, too, in the dispatch of the attention where that is one position."""
     query = problem.query
+    before = [] if fresh is None else [fresh.stored]
     out = b.empty(query.shape, problem.result, "attention")
     positions = query.shape[1]
     routes: list[RouteSpec] = []
@@ -155,12 +192,16 @@ def emit_attention(b: Builder, problem: Problem) -> Tensor:
         if not isinstance(guard, Sym) and not guard:
             continue  # not built at all: its live values would take slots of the live block
         if name == "prefill":
-            routes.append(RouteSpec(name, [_prefill(b, problem, out)]))
+            routes.append(RouteSpec(name, [*before, _prefill(b, problem, out)]))
             break
         if isinstance(problem.rows, int):
             rows = min(rows, max(1, problem.rows))
         bound = 1 if name == "decode" else SHORT_ROWS
-        routes.append(RouteSpec(name, _split(b, problem, out, rows, bound), guard))
+        if name == "decode" and fresh is not None and _takes_fresh(problem, fresh, rows):
+            dispatches = _split(b, problem, out, rows, bound, fresh)
+        else:
+            dispatches = [*before, *_split(b, problem, out, rows, bound)]
+        routes.append(RouteSpec(name, dispatches, guard))
         if not isinstance(guard, Sym):
             break
     b.step(*routes)
@@ -185,7 +226,10 @@ def _load(params: dict[str, Number], name: str, tensor: Tensor) -> tuple[Bind, d
 
 def _vector(tensor: Tensor) -> bool:
     """Whether every row of D elements is a run of whole, aligned vec4."""
-    *outer, inner = tensor.strides
+    *outer, inner = (
+        0 if size == 1 else stride  # means nothing there
+        for size, stride in zip(tensor.shape, tensor.strides, strict=True)
+    )
     return (
         tensor.shape[3] % 4 == 0
         and inner == 1
@@ -210,6 +254,7 @@ def _operands(
         "CAUSAL": problem.causal,
         "MASK": problem.mask is not None,
         "LOG2_E": float_literal(LOG2_E),
+        "FRESH": None,
     }
     reads: dict[str, Bind] = {}
     for name, tensor in (("Q", problem.query), ("K", problem.key), ("V", problem.value)):
@@ -270,9 +315,16 @@ def _max_tile_rows(units: int) -> int:
 
 
 def _split(
-    b: Builder, problem: Problem, out: Tensor, tile: int, positions: int
+    b: Builder,
+    problem: Problem,
+    out: Tensor,
+    tile: int,
+    positions: int,
+    fresh: Fresh | None = None,
 ) -> list[DispatchSpec]:
     """Two dispatches for up to ``positions`` positions, ``tile`` rows a workgroup."""
+    if fresh is not None:
+        problem = replace(problem, query=fresh.query)
     units, batch, heads = problem.units, problem.query.shape[0], problem.kv_heads
     tiles = ceil_div(problem.length, DECODE_TILE)
     tiles_per_split = maximum(ceil_div(tiles, MAX_SPLITS), 1)
@@ -288,11 +340,15 @@ def _split(
     row_tiles = ceil_div(minimum(problem.rows, rows_bound), tile)
     written = batch * heads * problem.rows * splits * (4 * units + 2) * 4
     groups = _groups(units, DECODE_THREADS)
+    caches = {}
+    if fresh is not None:
+        caches = {name: reads.pop(name) for name in ("k", "v")}
+        consts |= _fresh(fresh, reads, params)
     split = b.dispatch(
         "attention/decode_split.wgsl",
-        "sdpa_decode_split",
+        "sdpa_rope_cache_split" if fresh is not None else "sdpa_decode_split",
         reads=reads,
-        writes={"sums": Bind(sums, "vec4<f32>"), "stats": Bind(stats, "vec2<f32>")},
+        writes={**caches, "sums": Bind(sums, "vec4<f32>"), "stats": Bind(stats, "vec2<f32>")},
         params=params,
         consts={
             **consts,
@@ -311,7 +367,7 @@ def _split(
         },
         grid=(splits, row_tiles * heads, batch),
         workgroup=(DECODE_THREADS,),
-        workgroup_bytes=_split_bytes(units, tile),
+        workgroup_bytes=_split_bytes(units, tile) + (0 if fresh is None else 32 * units),
         bytes=problem.read_bytes + written,
         flops=problem.flops,
     )
@@ -347,6 +403,30 @@ def _split(
         flops=2 * problem.dim * batch * heads * problem.rows * splits,
     )
     return [split, merge]
+
+
+def _fresh(fresh: Fresh, reads: dict[str, Bind], params: dict[str, Number]) -> dict[str, Any]:
+    """Bindings, parameters and template constants of what is new."""
+    for name, tensor in (("FRESH_K", fresh.key), ("FRESH_V", fresh.value)):
+        params[f"{name}_AT"] = tensor.offset // 4
+        params[f"{name}_B"] = _step(tensor, 0) // 4
+        params[f"{name}_H"] = _step(tensor, 2) // 4
+    described: dict[str, Any] = {}
+    for name, tensor in (("cos", fresh.cos), ("sin", fresh.sin)):
+        same = name == "sin" and tensor.storage is fresh.cos.storage
+        same = same and tensor.dtype is fresh.cos.dtype
+        if not same:
+            reads[name] = Bind(tensor)
+        described[name] = {"name": "cos" if same else name, "codec": codec(tensor.dtype)}
+        params[f"{name.upper()}_AT"] = tensor.offset
+        params[f"{name.upper()}_B"] = _step(tensor, 0)
+        params[f"{name.upper()}_D"] = _step(tensor, 2)
+    return {"FRESH": described, "INTERLEAVED": fresh.interleaved}
+
+
+def _step(tensor: Tensor, dim: int) -> Scalar:
+    """A stride; 0 for a size of 1, whose stride means nothing."""
+    return 0 if tensor.shape[dim] == 1 else tensor.strides[dim]
 
 
 # -- prefill ------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
    load_x(at, unit): elements 4 * unit .. of the head that starts at ``at`` (in units of x's bound
    element); zeros past DIM. #}
 {% from "halves.wgsl" import half_functions, read %}
-{{ half_functions([Q_CODEC, K_CODEC, V_CODEC, OUT_CODEC, MASK_CODEC if MASK else ""]) }}
+{{ half_functions([Q_CODEC, K_CODEC, V_CODEC, OUT_CODEC, MASK_CODEC if MASK else ""] + ([FRESH.cos.codec, FRESH.sin.codec] if FRESH else [])) }}
 {% for name, vector, codec in [("Q", Q_VEC, Q_CODEC), ("K", K_VEC, K_CODEC), ("V", V_VEC, V_CODEC)] %}
 {% set x = name | lower %}
 fn load_{{ x }}(at: u32, unit: u32) -> vec4<f32> {

@@ -21,6 +21,7 @@ import math
 from executorch_wgpu.ops.attention.kernels import (
     MAX_HEAD_DIM,
     SHORT_ROWS,
+    Fresh,
     Problem,
     emit_attention,
     max_rows,
@@ -88,8 +89,11 @@ def _attention_reason(call: OpCall, key: Value, value: Value) -> str | None:
     return None
 
 
-def _attend(b: Builder, call: OpCall, key: Tensor, value: Tensor) -> Tensor:
-    """Attention of the call's query over whole caches; returns a contiguous [B, S, Hq, D]."""
+def attend(
+    b: Builder, call: OpCall, key: Tensor, value: Tensor, fresh: Fresh | None = None
+) -> Tensor:
+    """Attention of the call's query over whole caches; returns a contiguous [B, S, Hq, D].
+    ``fresh``: see ``emit_attention``."""
     query, mask, start = call["query"], call["attn_mask"], call["start_pos"]
     rows, dim = query.shape[1], query.shape[3]
     for d in range(4):
@@ -117,17 +121,19 @@ def _attend(b: Builder, call: OpCall, key: Tensor, value: Tensor) -> Tensor:
             scale=dim**-0.5 if scale is None else float(scale),
             result=call.outputs[0].dtype,
         ),
+        fresh,
     )
 
 
-def _custom_sdpa_reason(call: OpCall) -> str | None:
+def custom_sdpa_reason(call: OpCall) -> str | None:
+    """Why ``llama.custom_sdpa`` is not supported, None when it is."""
     return _attention_reason(call, call["key"], call["value"])
 
 
-@register("llama.custom_sdpa.default", supports=_custom_sdpa_reason, converts=True)
+@register("llama.custom_sdpa.default", supports=custom_sdpa_reason, converts=True)
 def custom_sdpa(b: Builder, call: OpCall) -> Tensor:
     """``key`` and ``value`` are whole caches, under any strides."""
-    return _attend(b, call, call["key"], call["value"])
+    return attend(b, call, call["key"], call["value"])
 
 
 def _sdpa_with_kv_cache_reason(call: OpCall) -> str | None:
@@ -156,5 +162,5 @@ def sdpa_with_kv_cache(b: Builder, call: OpCall) -> tuple[Tensor, Tensor, Tensor
         require_equal(b, new.shape[1], rows, f"{{0}} new {name} positions for {{1}} queries")
         at = check_cache(b, new, cache, start)
         write_cache(b, cache, new, at, f"update_cache_{name[0]}")
-    out = _attend(b, call, call["key_cache"], call["value_cache"])
+    out = attend(b, call, call["key_cache"], call["value_cache"])
     return out, call["key_cache"], call["value_cache"]

@@ -8,10 +8,12 @@ from functools import partial
 
 from executorch_wgpu.ops.builder import Builder, DispatchSpec, RouteSpec
 from executorch_wgpu.ops.elementwise.pointwise import materialize
+from executorch_wgpu.ops.matmul.after_norm import AfterNorm
 from executorch_wgpu.ops.matmul.gemm import ENOUGH_GROUPS, LARGE, SMALL, gemm_dispatch, tiles
 from executorch_wgpu.ops.matmul.gemv import gemv_dispatch, gemv_limits, reads_along_k
+from executorch_wgpu.ops.matmul.one_row import dense_one_row, dense_unit
 from executorch_wgpu.ops.matmul.pieces import row_pieces, whole_limits
-from executorch_wgpu.ops.matmul.problem import Epilogue, Problem, is_vector
+from executorch_wgpu.ops.matmul.problem import MAX_BINDINGS, Epilogue, Norm, Problem, is_vector
 from executorch_wgpu.ops.symbolic import Scalar, bounds, less_equal
 from executorch_wgpu.ops.tensor import Tensor
 
@@ -21,15 +23,22 @@ _PLAIN = Epilogue()
 @dataclass(frozen=True)
 class _Choice:
     """A kernel and when it applies; ``make`` gives its dispatch for the problem or for one piece
-    of it."""
+    of it. ``norms``: it takes ``a`` before the problem's norm."""
 
     name: str
     guard: Scalar
     make: Callable[[Problem], DispatchSpec]
+    norms: bool = False
 
 
 def emit_matmul(
-    b: Builder, name: str, a: Tensor, w: Tensor, out: Tensor, epilogue: Epilogue = _PLAIN
+    b: Builder,
+    name: str,
+    a: Tensor,
+    w: Tensor,
+    out: Tensor,
+    epilogue: Epilogue = _PLAIN,
+    norm: Norm | None = None,
 ) -> None:
     """Append a step: ``out[b, m, n] = epilogue(sum over k of a[b, m, k] * w[b, n, k])``.
 
@@ -37,19 +46,26 @@ def emit_matmul(
     offset 0, B * M * N elements, in a storage of its own. Each has a float dtype of its own; the
     arithmetic is f32. ``name`` opens the labels of the dispatches. With ``epilogue.pairs``: ``w``
     contiguous along k, B * M * N / 2 elements; raises ValueError for another ``w``.
+    ``norm``: an RMS norm that ``a`` [1, M, K] goes through first, in the same dispatch where M
+    is 1.
     """
     a, w = _fold_batch(a, w, epilogue)
     if reads_along_k(Problem(name, a, w, out)) and is_vector(w, 2) and not is_vector(a, 2):
         # A copy of the small factor, so that the large one can be read four elements at a time.
         a = materialize(b, a, f"{name}_rows")
-    problem = Problem(name, a, w, out, epilogue)
+    problem = Problem(name, a, w, out, epilogue, norm=norm)
     choices = _choices(b, problem)
     pieces = row_pieces(b, w, 1, problem.group)
     limits = () if pieces is None else whole_limits(w)
-    routes = [RouteSpec(c.name, [c.make(problem)], c.guard, limits=limits) for c in choices]
+    after = AfterNorm(b, problem)
+    routes = []
+    for c in choices:
+        first, whole = after.of(c.norms)
+        routes.append(RouteSpec(c.name, [*first, c.make(whole)], c.guard, limits=limits))
     for c in choices if pieces else ():
-        parts = [c.make(problem.of_piece(piece)) for piece in pieces or ()]
-        routes.append(RouteSpec(f"{c.name}_pieces", parts, c.guard))
+        first, whole = after.of(c.norms)
+        parts = [c.make(whole.of_piece(piece)) for piece in pieces or ()]
+        routes.append(RouteSpec(f"{c.name}_pieces", [*first, *parts], c.guard))
     b.step(*routes)
 
 
@@ -57,8 +73,14 @@ def _choices(b: Builder, problem: Problem) -> list[_Choice]:
     """Every kernel for the problem, in order of preference; the last always applies."""
     found: list[_Choice] = []
     least, most = bounds(problem.m)
+    unit = dense_unit(problem)
+    if least <= 1 and unit is not None and problem.bindings <= MAX_BINDINGS:
+        make = partial(dense_one_row, b, unit=unit)
+        found.append(_Choice("one_row", less_equal(problem.m, 1), make, norms=True))
+        if most <= 1:
+            return found
     for limit, tile in gemv_limits(problem):
-        if least > limit:
+        if least > limit or (limit <= 1 and found):
             continue
         if most <= limit:
             # Tiles of one size, as few as there can be: 12 rows are two tiles of 6.

@@ -8,7 +8,7 @@ from executorch_wgpu.ops.elementwise.formula import Formula
 from executorch_wgpu.ops.halves import is_float
 from executorch_wgpu.ops.matmul.emit import emit_matmul
 from executorch_wgpu.ops.matmul.operators import as_rows, batch_of_one, floats
-from executorch_wgpu.ops.matmul.problem import Epilogue
+from executorch_wgpu.ops.matmul.problem import Epilogue, Norm
 from executorch_wgpu.ops.registry import all_of, register
 from executorch_wgpu.ops.symbolic import Scalar, product
 from executorch_wgpu.ops.tensor import Tensor
@@ -51,17 +51,25 @@ def formula_epilogue(b: Builder, call: OpCall) -> Epilogue:
     return Epilogue(f"formula({names})", operands, helper, call["pairs"])
 
 
+def norm_of(call: OpCall) -> Norm | None:
+    """The norm that ``norm_weight`` [K] (or None) and ``norm_eps`` of a linear layer say."""
+    eps = call.args.get("norm_eps")
+    return None if eps is None else Norm(call["norm_weight"], float(eps))
+
+
 @register("wgpu.linear", supports=all_of(floats, _reason), converts=True)
 def linear(b: Builder, call: OpCall) -> Tensor:
     """``x`` [..., K] times ``weight`` [N, K] transposed, then ``formula`` (a Formula, or None) of
     each sum and of ``operands``, each of the output's shape or a vector of its last size (or one
     number), all of any float dtype. ``pairs``: the formula takes the sums of rows 2 i and 2 i + 1
     of ``weight``, and the output has N / 2 columns. The output may have any shape of so many
-    elements with that last size. One dispatch, more where ``weight`` is bound in pieces."""
+    elements with that last size. ``norm_eps`` and ``norm_weight``, where they are: an RMS norm
+    that ``x`` goes through first. One dispatch, more where ``weight`` is bound in pieces and where
+    a norm has to stand alone."""
     x, weight = call["x"], call["weight"]
     out = b.empty(call.outputs[0].shape, call.outputs[0].dtype, "linear")
     epilogue = formula_epilogue(b, call)
-    emit_matmul(b, "linear", as_rows(b, x), batch_of_one(weight), out, epilogue)
+    emit_matmul(b, "linear", as_rows(b, x), batch_of_one(weight), out, epilogue, norm_of(call))
     return out
 
 

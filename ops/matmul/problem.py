@@ -15,6 +15,7 @@ from executorch_wgpu.ops.halves import codec, element, is_half
 from executorch_wgpu.ops.matmul.pieces import Piece
 from executorch_wgpu.ops.symbolic import Scalar, lower_bound, maximum
 from executorch_wgpu.ops.tensor import Tensor
+from executorch_wgpu.serialization.limits import DEFAULT_LIMITS
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,24 @@ class Epilogue:
     pairs: bool = False
 
 
+#: Storage buffers that every device can bind in one dispatch.
+MAX_BINDINGS = DEFAULT_LIMITS["max-storage-buffers-per-shader-stage"]
+
+
+@dataclass(frozen=True)
+class Norm:
+    """The RMS norm of ``a``'s rows: ``a / sqrt(mean(a^2) + eps) * weight``, ``weight`` [K] or
+    None."""
+
+    weight: Tensor | None
+    eps: float
+
+
 @dataclass(frozen=True)
 class Problem:
     """``a`` [B, M, K] and ``w`` [B, N, K], any strides; ``out`` contiguous with B * M * N (half of
     that for an epilogue over pairs) elements, offset 0. Sizes may be live. ``piece_of``: all of w,
-    where ``w`` is its rows from ``first`` on."""
+    where ``w`` is its rows from ``first`` on. ``norm``: what ``a`` still has to go through."""
 
     name: str
     a: Tensor
@@ -49,6 +63,7 @@ class Problem:
     epilogue: Epilogue = Epilogue()
     first: int = 0
     piece_of: Tensor | None = None
+    norm: Norm | None = None
 
     @property
     def batch(self) -> Scalar:
@@ -81,6 +96,12 @@ class Problem:
     @property
     def k(self) -> Scalar:
         return size(self.a, 2)
+
+    @property
+    def bindings(self) -> int:
+        """Buffers that a dispatch with a dense ``w`` binds, those of the norm included."""
+        normed = self.norm is not None and self.norm.weight is not None
+        return 3 + len(self.epilogue.operands) + normed
 
     @property
     def flops(self) -> Scalar:

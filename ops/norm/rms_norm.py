@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from executorch_wgpu.ops.builder import Bind, Builder, Number, linear_grid
+from executorch_wgpu.ops.builder import Bind, Builder, DispatchSpec, Number, linear_grid
 from executorch_wgpu.ops.call import OpCall
 from executorch_wgpu.ops.elementwise.pointwise import materialize
 from executorch_wgpu.ops.halves import FLOATS, codec, element, is_half
@@ -33,11 +33,18 @@ def rows_of(b: Builder, x: Tensor) -> Tensor:
 @register("wgpu.rms_norm", supports=only_dtypes(FLOATS), converts=True)
 def rms_norm(b: Builder, call: OpCall) -> Tensor:
     """``x`` [..., D], ``weight`` [D] or None, ``eps``: float. One dispatch."""
-    x: Tensor = call["x"]
-    weight: Tensor | None = call["weight"]
-    rows = rows_of(b, x)
+    out = b.empty(call["x"].shape, call.outputs[0].dtype, "rms_norm")
+    rows = rows_of(b, call["x"])
+    b.run(norm_dispatch(b, rows, call["weight"], float(call["eps"]), out))
+    return out
+
+
+def norm_dispatch(
+    b: Builder, rows: Tensor, weight: Tensor | None, eps: float, out: Tensor
+) -> DispatchSpec:
+    """The norm of ``rows`` (see :func:`rows_of`), times ``weight`` [D], into ``out``, contiguous
+    with as many elements."""
     count, dim = rows.shape
-    out = b.empty(x.shape, call.outputs[0].dtype, "rms_norm")
     tensors = [rows] if weight is None else [rows, weight]
     if weight is not None and weight.strides[0] != 1:
         weight = materialize(b, weight)
@@ -50,32 +57,29 @@ def rms_norm(b: Builder, call: OpCall) -> Tensor:
         "DIM": dim // vec,
         "ROW_STRIDE": rows.strides[0] // vec,
         "START": rows.offset // vec,
-        "EPS": float(call["eps"]),
+        "EPS": eps,
     }
     weight_start = 0
     if weight is not None:
         reads["weight"] = Bind(weight, element(weight.dtype, vec == 4))
         weight_start = weight.offset // vec
     workgroup = row_workgroup(dim)
-    b.run(
-        b.dispatch(
-            "norm/rms_norm.wgsl",
-            "rms_norm",
-            reads=reads,
-            writes={"y": Bind(out, "atomic<u32>" if alone else element(out.dtype, vec == 4))},
-            params=params,
-            consts={
-                "VEC": vec,
-                "WEIGHT": weight is not None,
-                "WEIGHT_START": f"{weight_start}u",
-                "X": codec(rows.dtype),
-                "W": "" if weight is None else codec(weight.dtype),
-                "Y": codec(out.dtype),
-            },
-            grid=linear_grid(count),
-            workgroup=(workgroup,),
-            workgroup_bytes=4 * workgroup,
-            flops=(3 if weight is None else 4) * x.numel,
-        )
+    return b.dispatch(
+        "norm/rms_norm.wgsl",
+        "rms_norm",
+        reads=reads,
+        writes={"y": Bind(out, "atomic<u32>" if alone else element(out.dtype, vec == 4))},
+        params=params,
+        consts={
+            "VEC": vec,
+            "WEIGHT": weight is not None,
+            "WEIGHT_START": f"{weight_start}u",
+            "X": codec(rows.dtype),
+            "W": "" if weight is None else codec(weight.dtype),
+            "Y": codec(out.dtype),
+        },
+        grid=linear_grid(count),
+        workgroup=(workgroup,),
+        workgroup_bytes=4 * workgroup,
+        flops=(3 if weight is None else 4) * rows.numel,
     )
-    return out

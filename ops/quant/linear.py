@@ -6,7 +6,7 @@ from executorch_wgpu.ops.builder import Builder
 from executorch_wgpu.ops.call import OpCall, Value
 from executorch_wgpu.ops.elementwise.pointwise import materialize
 from executorch_wgpu.ops.halves import is_float
-from executorch_wgpu.ops.matmul.fused import formula_epilogue, formula_reason
+from executorch_wgpu.ops.matmul.fused import formula_epilogue, formula_reason, norm_of
 from executorch_wgpu.ops.matmul.operators import as_rows
 from executorch_wgpu.ops.matmul.problem import Epilogue
 from executorch_wgpu.ops.quant.products import Activations, emit_integer_product, emit_product
@@ -46,15 +46,16 @@ def _bias(call: OpCall) -> Epilogue:
 
 def _product(b: Builder, call: OpCall, epilogue: Epilogue) -> Tensor:
     out = b.empty(call.outputs[0].shape, call.outputs[0].dtype, "linear")
-    emit_product(b, "linear", as_rows(b, call["x"]), QuantWeight.of(call), out, epilogue)
+    x, weight = as_rows(b, call["x"]), QuantWeight.of(call)
+    emit_product(b, "linear", x, weight, out, epilogue, norm_of(call))
     return out
 
 
 @register("wgpu.linear_q", supports=all_of(_float_reason, formula_reason), converts=True)
 def linear_q(b: Builder, call: OpCall) -> Tensor:
     """``x`` [..., K] times a packed weight (its arguments are those of ``weights.weight_reason``)
-    transposed, then ``formula`` of the sums and of ``operands``, and ``pairs``, as of
-    ``wgpu.linear``."""
+    transposed, then ``formula`` of the sums and of ``operands``, with ``pairs`` and a norm of
+    ``x``, as of ``wgpu.linear``."""
     return _product(b, call, formula_epilogue(b, call))
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from executorch_wgpu.ops.builder import Builder, DispatchSpec, Number, RouteSpec, linear_grid
 from executorch_wgpu.ops.elementwise.pointwise import materialize
+from executorch_wgpu.ops.matmul.after_norm import AfterNorm
 from executorch_wgpu.ops.matmul.gemm import ENOUGH_GROUPS, LARGE, SMALL, TileConfig, tiles
+from executorch_wgpu.ops.matmul.one_row import one_row_dispatch
 from executorch_wgpu.ops.matmul.pieces import whole_limits
 from executorch_wgpu.ops.matmul.problem import (
+    MAX_BINDINGS,
     Epilogue,
+    Norm,
     Operand,
     Problem,
     bind_out,
@@ -20,13 +24,16 @@ from executorch_wgpu.ops.matmul.problem import (
     is_vector,
 )
 from executorch_wgpu.ops.quant.weights import QuantWeight
-from executorch_wgpu.ops.symbolic import bounds, ceil_div, less_equal
+from executorch_wgpu.ops.symbolic import Scalar, bounds, ceil_div, less_equal
 from executorch_wgpu.ops.tensor import Tensor, touched_bytes
 
 _PLAIN = Epilogue()
 
 #: (rows, rows at a time) of the kernel that reads the weight once for each tile of rows.
 _GEMV_LIMITS = ((1, 1), (4, 4), (16, 4))
+
+#: Words that the kernel for one row loads at once.
+_UNIT = 4
 
 _ELEMENTS = {1: "u32", 2: "vec2<u32>", 4: "vec4<u32>"}
 
@@ -62,10 +69,28 @@ class _Rows:
     weight: QuantWeight
 
 
+@dataclass(frozen=True)
+class _Choice:
+    """A kernel, when it applies and what makes its dispatch. ``norms``: it takes ``a`` before the
+    problem's norm."""
+
+    name: str
+    guard: Scalar
+    make: Callable[[_Rows], DispatchSpec]
+    norms: bool = False
+
+
 def emit_product(
-    b: Builder, name: str, a: Tensor, weight: QuantWeight, out: Tensor, epilogue: Epilogue = _PLAIN
+    b: Builder,
+    name: str,
+    a: Tensor,
+    weight: QuantWeight,
+    out: Tensor,
+    epilogue: Epilogue = _PLAIN,
+    norm: Norm | None = None,
 ) -> None:
-    """Append a step: ``out[m, n] = epilogue(sum over k of a[m, k] * weight[n, k])``.
+    """Append a step: ``out[m, n] = epilogue(sum over k of a[m, k] * weight[n, k])``, ``a`` after
+    ``norm`` where there is one.
 
     ``a`` [1, M, K] and ``out``: any float dtype; ``out`` contiguous from offset 0, in a storage of
     its own. ``epilogue.pairs`` as of ``emit_matmul``.
@@ -73,50 +98,82 @@ def emit_product(
     if effective_strides(a)[2] not in (0, 1) or (weight.k % 4 == 0 and not is_vector(a, 2)):
         a = materialize(b, a, f"{name}_rows")
     least, most = bounds(a.shape[1])
-    choices: list[tuple[str, object, Callable[[_Rows], DispatchSpec]]] = []
+    choices: list[_Choice] = []
+    problem = Problem(name, a, _rows_of(weight), out, epilogue, norm=norm)
+    whole = _Rows(problem, weight)
+    if least <= 1 and _fits_one_row(whole):
+        guard = less_equal(a.shape[1], 1)
+        choices.append(_Choice("one_row", guard, partial(_one_row, b), norms=True))
     for limit, tile in _GEMV_LIMITS:
-        if least > limit:
+        if least > limit or (limit <= 1 and choices):
             continue
+        if most <= 1 and choices:
+            break
         if most <= limit:
             tile = -(-most // max(1, -(-most // tile)))
         guard = less_equal(a.shape[1], limit)
-        choices.append((f"gemv{tile}", guard, partial(_gemv, b, m_tile=max(1, tile))))
+        choices.append(_Choice(f"gemv{tile}", guard, partial(_gemv, b, m_tile=max(1, tile))))
         if most <= limit:
             break
-    whole = _Rows(_problem(name, a, weight, out, epilogue), weight)
     if most > _GEMV_LIMITS[-1][0]:
         enough = less_equal(ENOUGH_GROUPS, tiles(whole.problem, LARGE))
-        choices.append(("gemm_large", enough, partial(_gemm, b, config=LARGE)))
-        choices.append(("gemm_small", 1, partial(_gemm, b, config=SMALL)))
-    emit_routes(b, whole, choices)
+        choices.append(_Choice("gemm_large", enough, partial(_gemm, b, config=LARGE)))
+        choices.append(_Choice("gemm_small", 1, partial(_gemm, b, config=SMALL)))
+    _emit_routes(b, whole, choices)
 
 
-def emit_routes(b: Builder, whole: _Rows, choices: list) -> None:
-    """A step of (name, guard, what makes the dispatch), each with the weight bound whole and, where
-    it is too large for that, in pieces."""
+def _emit_routes(b: Builder, whole: _Rows, choices: Sequence[_Choice]) -> None:
+    """A step of these kernels, each with the weight bound whole and, where it is too large for
+    that, in pieces."""
     weight = whole.weight
     pieces = weight.pieces(b, whole.problem.group)
     limits = () if pieces is None else whole_limits(weight.packed)
-    routes = [RouteSpec(n, [make(whole)], guard, limits=limits) for n, guard, make in choices]
-    for n, guard, make in choices if pieces else ():
+    after = AfterNorm(b, whole.problem)
+    routes = []
+    for c in choices:
+        first, problem = after.of(c.norms)
+        dispatch = c.make(_Rows(problem, weight))
+        routes.append(RouteSpec(c.name, [*first, dispatch], c.guard, limits=limits))
+    for c in choices if pieces else ():
+        first, problem = after.of(c.norms)
         parts = []
         for piece in pieces or ():
             part = weight.of_piece(piece)
-            problem = whole.problem
             rows = _rows_of(part)
-            problem = replace(problem, w=rows, first=piece.first, piece_of=problem.w)
-            parts.append(make(_Rows(problem, part)))
-        routes.append(RouteSpec(f"{n}_pieces", parts, guard))
+            of_piece = replace(problem, w=rows, first=piece.first, piece_of=problem.w)
+            parts.append(c.make(_Rows(of_piece, part)))
+        routes.append(RouteSpec(f"{c.name}_pieces", [*first, *parts], c.guard))
     b.step(*routes)
-
-
-def _problem(name: str, a: Tensor, weight: QuantWeight, out: Tensor, epilogue: Epilogue) -> Problem:
-    return Problem(name, a, _rows_of(weight), out, epilogue)
 
 
 def _rows_of(weight: QuantWeight) -> Tensor:
     """The weight as kernels address it: [1, N, K], row n at n."""
     return weight.packed.with_layout((1, weight.n, weight.k), (0, 1, 0), 0)
+
+
+def _fits_one_row(rows: _Rows) -> bool:
+    problem, weight = rows.problem, rows.weight
+    if not is_vector(problem.a, 2) or weight.k % 4:
+        return False
+    return weight.granularity(_UNIT * 32 // weight.bits) == "unit" and (
+        problem.bindings + len(weight.reads()) - 1 <= MAX_BINDINGS
+    )
+
+
+def _one_row(b: Builder, rows: _Rows) -> DispatchSpec:
+    problem, weight = rows.problem, rows.weight
+    params: dict[str, Number] = {}
+    described = weight.describe(params)
+    return one_row_dispatch(
+        b,
+        problem,
+        _UNIT * 32 // weight.bits,
+        f"{problem.name}_{weight.kind}_gemv1",
+        weight.reads(_ELEMENTS[_UNIT]),
+        params,
+        described,
+        bytes=weight.bytes + touched_bytes([problem.a, problem.out, *problem.epilogue.operands]),
+    )
 
 
 def _gemv(b: Builder, rows: _Rows, m_tile: int) -> DispatchSpec:
@@ -225,14 +282,15 @@ def emit_integer_product(
 ) -> None:
     """As :func:`emit_product`, over integers: within a group the sum of
     ``(values - zero) * (codes - zero)`` is an exact int32."""
-    problem = _problem(name, x.values, weight, out, epilogue)
+    problem = Problem(name, x.values, _rows_of(weight), out, epilogue)
     least, most = bounds(problem.m)
-    choices: list[tuple[str, object, Callable[[_Rows], DispatchSpec]]] = []
+    choices: list[_Choice] = []
     if least <= 1:
-        choices.append(("integer1", less_equal(problem.m, 1), partial(_integer, b, x, m_tile=1)))
+        make = partial(_integer, b, x, m_tile=1)
+        choices.append(_Choice("integer1", less_equal(problem.m, 1), make))
     if most > 1:
-        choices.append(("integer8", 1, partial(_integer, b, x, m_tile=min(8, most))))
-    emit_routes(b, _Rows(problem, weight), choices)
+        choices.append(_Choice("integer8", 1, partial(_integer, b, x, m_tile=min(8, most))))
+    _emit_routes(b, _Rows(problem, weight), choices)
 
 
 def _integer(b: Builder, x: Activations, rows: _Rows, m_tile: int) -> DispatchSpec:

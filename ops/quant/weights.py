@@ -7,6 +7,7 @@ from typing import Any
 
 from executorch_wgpu.ops.builder import Bind, Builder, Number
 from executorch_wgpu.ops.call import OpCall, Value
+from executorch_wgpu.ops.joined import JoinedRows
 from executorch_wgpu.ops.matmul.pieces import Piece, row_pieces
 from executorch_wgpu.ops.quant.layout import PackedWeight, row_words
 from executorch_wgpu.ops.tensor import Tensor, touched_bytes
@@ -118,6 +119,7 @@ class QuantWeight:
             "zero": self.zero,
             "zeros": self.zeros_kind,
             "half": self.scales.dtype is DType.F16,
+            "subnormal": any(_has_subnormals(t) for t in (self.scales, self.zeros)),
             "at": "" if self.whole_rows is None else "FIRST",
         }
 
@@ -134,6 +136,18 @@ class QuantWeight:
         if self.groups == 1 or self.group % unit == 0:
             return "unit"
         return "word" if self.group % (32 // self.bits) == 0 else "quad"
+
+
+def _has_subnormals(tensor: Tensor | None) -> bool:
+    """Whether f16 of a constant are below 2^-14, where devices may read zero; True where that is
+    not known."""
+    if tensor is None or tensor.dtype is not DType.F16:
+        return False
+    data = tensor.storage.data
+    if data is None:
+        return True
+    parts = data.parts if isinstance(data, JoinedRows) else [data]
+    return any(bool(((part != 0) & (part.abs() < 2.0**-14)).any()) for part in parts)
 
 
 def _bind(tensor: Tensor) -> Bind:

@@ -1,12 +1,16 @@
 {# What reads a packed weight; layout.py says how it lies. Import "with context".
 
    Q: bits, group, groups (a row), words (a row), zero, zeros ("", "bytes" or "offsets"), half (the
-   scales' dtype is f16), at (the first row that is bound, a parameter's name or "").
+   scales' dtype is f16), subnormal (some of these are), at (the first row that is bound, a parameter's name or "").
    Variables: weight, scales, zeros. Rows are counted from the first that is bound. #}
 {% set ROW = "n + " ~ p(Q.at) if Q.at else "n" %}
 {% set POWER = 16 if Q.bits == 4 else 256 %}
 {% macro quant_functions() %}
-{% if Q.half %}
+{% if Q.half and not Q.subnormal %}
+fn half_of(word: u32, index: u32) -> f32 {
+    return unpack2x16float(word >> ((index & 1u) * 16u)).x;
+}
+{% elif Q.half %}
 // An f16 by its bits: what is subnormal stays exact where unpack2x16float would flush it.
 fn half_of(word: u32, index: u32) -> f32 {
     let half = (word >> ((index & 1u) * 16u)) & 0xffffu;

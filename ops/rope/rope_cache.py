@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from executorch_wgpu.ops.attention.update_cache import cache_reason, check_cache
-from executorch_wgpu.ops.builder import Bind, Builder, Number, linear_grid
+from executorch_wgpu.ops.builder import Bind, Builder, DispatchSpec, Number, linear_grid
 from executorch_wgpu.ops.call import OpCall, Value
 from executorch_wgpu.ops.halves import FLOATS, codec, codecs, is_half
 from executorch_wgpu.ops.norm.rms_norm import rms_norm
@@ -25,12 +25,13 @@ MAX_DIM = 1024
 _MAX_BINDINGS = DEFAULT_LIMITS["max-storage-buffers-per-shader-stage"]
 
 
-def _reason(call: OpCall) -> str | None:
+def reason(call: OpCall) -> str | None:
+    """Why ``wgpu.rope_update_cache`` is not supported, None when it is."""
     q, k, v = (call[name] for name in ("q", "k", "v"))
     for name in ("k", "v"):
-        reason = cache_reason(call[name], call[f"{name}_cache"], call["start_pos"])
-        if reason is not None:
-            return f"{name}: {reason}"
+        found = cache_reason(call[name], call[f"{name}_cache"], call["start_pos"])
+        if found is not None:
+            return f"{name}: {found}"
     if q.rank != 4 or q.shape[:2] != k.shape[:2] or k.shape != v.shape:
         return f"q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)}"
     if call["k_cache"] is call["v_cache"]:
@@ -59,7 +60,7 @@ def _reason(call: OpCall) -> str | None:
     return None
 
 
-@register("wgpu.rope_update_cache", supports=all_of(only_dtypes(FLOATS), _reason))
+@register("wgpu.rope_update_cache", supports=all_of(only_dtypes(FLOATS), reason))
 def rope_update_cache(b: Builder, call: OpCall) -> tuple[Tensor, Tensor, Tensor]:
     """(q rotated, k cache, v cache).
 
@@ -69,6 +70,14 @@ def rope_update_cache(b: Builder, call: OpCall) -> tuple[Tensor, Tensor, Tensor]
     of an RMSNorm over D before the rotation, with ``q_eps`` and ``k_eps``; None for no norm. Each
     tensor has a float dtype of its own.
     """
+    dispatch, out = rope_cache_dispatch(b, call)
+    b.run(dispatch)
+    return out, call["k_cache"], call["v_cache"]
+
+
+def rope_cache_dispatch(b: Builder, call: OpCall) -> tuple[DispatchSpec, Tensor]:
+    """The dispatch of ``wgpu.rope_update_cache`` and the rotated q; norms of q and k may come
+    before it as steps of their own."""
     call = _with_few_buffers(b, call)
     q, k = call["q"], call["k"]
     heads, dim = int(q.shape[2]), int(q.shape[3])
@@ -108,31 +117,29 @@ def rope_update_cache(b: Builder, call: OpCall) -> tuple[Tensor, Tensor, Tensor]
     dtypes = [t.dtype for t in touched]
     workgroup = max(WORKGROUP, lanes)
     norm = any(call[name] is not None for name in ("q_norm", "k_norm"))
-    b.run(
-        b.dispatch(
-            "rope/rope_cache.wgsl",
-            "rope_update_cache_kv",
-            reads=reads,
-            writes=writes,
-            params=params,
-            consts={
-                **consts,
-                "HEADS": heads,
-                "KV_HEADS": kv_heads,
-                "DIM": dim,
-                "UNITS": units,
-                "LANES": lanes,
-                "PAIRS": pairs,
-                "INTERLEAVED": bool(call["interleaved"]),
-                "CODECS": codecs(*dtypes),
-            },
-            grid=linear_grid(ceil_div(total, workgroup // lanes)),
-            workgroup=(workgroup,),
-            workgroup_bytes=4 * workgroup if norm else 0,
-            bytes=touched_bytes(touched),
-        )
+    dispatch = b.dispatch(
+        "rope/rope_cache.wgsl",
+        "rope_update_cache_kv",
+        reads=reads,
+        writes=writes,
+        params=params,
+        consts={
+            **consts,
+            "HEADS": heads,
+            "KV_HEADS": kv_heads,
+            "DIM": dim,
+            "UNITS": units,
+            "LANES": lanes,
+            "PAIRS": pairs,
+            "INTERLEAVED": bool(call["interleaved"]),
+            "CODECS": codecs(*dtypes),
+        },
+        grid=linear_grid(ceil_div(total, workgroup // lanes)),
+        workgroup=(workgroup,),
+        workgroup_bytes=4 * workgroup if norm else 0,
+        bytes=touched_bytes(touched),
     )
-    return out, call["k_cache"], call["v_cache"]
+    return dispatch, out
 
 
 def _with_few_buffers(b: Builder, call: OpCall) -> OpCall:

@@ -188,9 +188,8 @@ def test_live_rows(rows):
 
 # -- fusions: as of f32 ----------------------------------------------------------------------------
 
-NINE = [
-    *("wgpu.rms_norm", "wgpu.linear_q", "wgpu.rope_update_cache", "llama.custom_sdpa.default"),
-    *("wgpu.linear_q", "wgpu.rms_norm", "wgpu.linear_q", "wgpu.linear_q"),
+LAYER = [
+    *("wgpu.linear_q", "wgpu.rope_attention", "wgpu.linear_q", "wgpu.linear_q", "wgpu.linear_q"),
 ]
 
 
@@ -217,7 +216,7 @@ def test_a_layer_has_as_many_dispatches_as_in_f32(mapping, bias):
     )
     layer = llama_layer(config, attention_qkv_bias=bias)
     inputs, shapes = llama.example_inputs(layer), llama.dynamic_shapes(layer)
-    assert computing(lowered(layer, inputs, shapes)[0]) == NINE
+    assert computing(lowered(layer, inputs, shapes)[0]) == LAYER
     method, position = exports.method(layer, inputs, shapes), 0
     for size in (7, 1, 16):
         x, at = torch.randn(1, size, 64), torch.tensor([position])

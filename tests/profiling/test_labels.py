@@ -57,6 +57,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "aten.logical_or.default": [B, B],
     "aten.mean.dim": [X, [1], True],
     "aten.mm.default": [M, N],
+    "aten.native_layer_norm.default": [X, [4], None, None, 1e-5],
     "aten.permute.default": [X, [2, 0, 1]],
     "aten.permute_copy.default": [X, [2, 0, 1]],
     "aten.repeat.default": [X, [1, 2, 1]],
@@ -107,24 +108,32 @@ ARGUMENTS: dict[str, list[Any]] = {
 }
 
 
+#: Arguments that have to be named.
+NAMED = {"aten.div.Tensor_mode": {"rounding_mode": "floor"}}
+
+
 def aten(chain: Chain, op: str) -> None:
     """One call of an ATen operator, its outputs as PyTorch's own have them."""
     namespace, name, overload = op.split(".")
     function = getattr(getattr(getattr(torch.ops, namespace), name), overload)
     given = ARGUMENTS.get(op)
     if given is None:
-        required = [a for a in function._schema.arguments if not a.has_default_value()]
+        required = [
+            a for a in function._schema.arguments if not a.has_default_value() and not a.kwarg_only
+        ]
         given = [
             [X, Y][i % 2] if "Tensor" in str(argument.type) else 2
             for i, argument in enumerate(required)
         ]
-    results = function(*given)
+    named = NAMED.get(op, {})
+    results = function(*given, **named)
     results = list(results) if isinstance(results, (list, tuple)) else [results]
     # Some scales are of f64 in PyTorch.
     results = [r.float() if r.dtype is torch.float64 else r for r in results]
     arguments: dict[str, Any] = {}
     for position, argument in enumerate(function._schema.arguments):
-        value = given[position] if position < len(given) else argument.default_value
+        default = named.get(argument.name, argument.default_value)
+        value = given[position] if position < len(given) else default
         arguments[argument.name] = convert(chain, f"{argument.name}", value)
     mutates = {0: "self"} if name == "slice_scatter" else None
     outputs = chain.call(
@@ -271,6 +280,20 @@ def rope_update_cache(chain: Chain, op: str) -> None:
     chain.output(chain.call(op, arguments, outputs, mutates, MODULE)[0])
 
 
+def rope_attention(chain: Chain, op: str) -> None:
+    rope_update_cache(chain, op)
+    (call,) = chain.chain.calls
+    more = {"attn_mask": None, "is_causal": True, "scale": None, "rope_dtype": DType.F32}
+    call.args |= more
+
+
+def sample(chain: Chain, op: str) -> None:
+    arguments = {name: chain.input(name, (1,)) for name in ("temperature", "top_p")}
+    arguments |= {name: chain.int_input(name, 0, 1 << 20) for name in ("top_k", "seed", "position")}
+    arguments["logits"] = chain.input("logits", (1, 1, 5000))
+    chain.output(*chain.call(op, arguments, [(DType.I64, (1, 1))], module=MODULE))
+
+
 OTHERS: dict[str, Callable[[Chain, str], None]] = {
     "dim_order_ops._clone_dim_order.default": copy,
     "dim_order_ops._to_dim_order_copy.default": copy,
@@ -292,7 +315,9 @@ OTHERS: dict[str, Callable[[Chain, str], None]] = {
     "wgpu.linear": linear,
     "wgpu.pointwise": pointwise,
     "wgpu.rope": rope,
+    "wgpu.rope_attention": rope_attention,
     "wgpu.rope_update_cache": rope_update_cache,
+    "wgpu.sample.default": sample,
 }
 
 

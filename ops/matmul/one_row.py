@@ -1,0 +1,139 @@
+"""The kernel for one row, a step of decode: the row in registers, many rows of ``w`` past it.
+
+``gemv_one.wgsl`` serves dense weights that are read along k, 16 bytes at a load, and packed ones
+with one scale a load; what it cannot take goes the way of a few rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from executorch_wgpu.ops.builder import Bind, Builder, DispatchSpec, Number, linear_grid
+from executorch_wgpu.ops.halves import is_half
+from executorch_wgpu.ops.matmul.problem import (
+    Operand,
+    Problem,
+    bind_out,
+    describe_epilogue,
+    is_vector,
+)
+from executorch_wgpu.ops.symbolic import Scalar, ceil_div, upper_bound
+from executorch_wgpu.ops.tensor import touched_bytes
+
+
+@dataclass(frozen=True)
+class OneRowConfig:
+    """``lanes`` (a power of two) share a row of ``w``, ``unroll`` loads of each at a time, and walk
+    ``rows`` rows together, ``blocks`` times; ``slices`` such groups make a workgroup."""
+
+    lanes: int
+    rows: int
+    slices: int
+    unroll: int
+    blocks: int = 1
+
+    @staticmethod
+    def choose(units: int, n: int, quads: int, group: int = 1) -> OneRowConfig:
+        """``units``: loads a row of w takes. ``n``: rows of w. ``quads``: vec4 of the other factor
+        that meet a load. ``group``: rows of w that have to stay together."""
+        if units < 64:
+            # Rows too short for a workgroup: several share it.
+            lanes = max(8, 1 << max(units - 1, 0).bit_length())
+            return OneRowConfig(lanes, max(2, group), max(1, 64 // lanes), 1)
+        lanes = min(1 << units.bit_length() - 1, 128 if quads == 1 else 256)
+        # A load of many elements is few loads a row, and work on each: more rows share the lanes.
+        rows = 2 if quads <= 2 else 8 if n >= 65536 else 4
+        unroll = min(4 if quads <= 2 else 1, units // lanes)
+        # The row is fetched and normed once for all blocks, as long as a device stays busy.
+        whole = units <= lanes * unroll
+        blocks = next(b for b in (4, 2, 1) if b == 1 or (whole and n // (rows * b) >= 1024))
+        return OneRowConfig(lanes, rows, 1, unroll, blocks)
+
+
+def dense_unit(problem: Problem) -> int | None:
+    """Elements of a load of a dense ``w``; None where the kernel does not apply."""
+    if problem.batch != 1 or not isinstance(problem.k, int) or problem.k == 0:
+        return None
+    if not is_vector(problem.a, 2) or not is_vector(problem.w, 2):
+        return None
+    return 8 if is_half(problem.w.dtype) and is_vector(problem.w, 2, 8) else 4
+
+
+def one_row_dispatch(
+    b: Builder,
+    problem: Problem,
+    unit: int,
+    name: str,
+    reads: dict[str, Bind],
+    params: dict[str, Number],
+    packed: dict[str, Any] | None,
+    config: OneRowConfig | None = None,
+    bytes: Scalar | None = None,
+) -> DispatchSpec:
+    """One dispatch for one row (or none) of ``a``.
+
+    Args:
+        unit: elements of ``w`` that a load brings.
+        name: of the dispatch.
+        reads, params: bindings and parameters of a packed ``w``, filled up here; empty otherwise.
+        packed: Q of quant/weights.wgsl, None for a dense ``w``.
+    """
+    k = problem.k
+    assert isinstance(k, int)
+    units, quads = -(-k // unit), unit // 4
+    config = config or OneRowConfig.choose(units, upper_bound(problem.n), quads, problem.group)
+    lanes, per_chunk = config.lanes, config.lanes * config.unroll
+    chunks = -(-units // per_chunk)
+    per_group = config.rows * config.slices * config.blocks
+    params |= {"N": problem.n, "K": k, "UNITS": units}
+    a = Operand("a", problem.a, 2)
+    reads["a"] = a.bind
+    consts: dict[str, Any] = {"A": a.describe(params), "Q": packed, "NORM": False}
+    if packed is None:
+        w = Operand("w", problem.w, 2, width=8 if unit == 8 else 4)
+        reads["w"] = w.bind
+        consts["W"] = w.describe(params)
+    if problem.norm is not None:
+        params["NORM_EPS"] = float(problem.norm.eps)
+        consts |= {"NORM": True, "NORM_WEIGHT": None}
+        if problem.norm.weight is not None:
+            weight = Operand("norm_weight", problem.norm.weight.expand((1, 1, k)), 2)
+            reads["norm_weight"] = weight.bind
+            consts["NORM_WEIGHT"] = weight.describe(params)
+    epilogue = describe_epilogue(problem, params, reads)
+    if problem.norm is not None and problem.norm.weight is not None:
+        epilogue["CODECS"] = epilogue["CODECS"] | {consts["NORM_WEIGHT"]["codec"]}
+    sums = config.rows + (problem.norm is not None)
+    if bytes is None:
+        operands = [problem.a, problem.w, problem.out, *problem.epilogue.operands]
+        bytes = touched_bytes(operands)
+    return b.dispatch(
+        "matmul/gemv_one.wgsl",
+        name,
+        reads=reads,
+        writes={"out": bind_out(problem)},
+        params=params,
+        consts={
+            **consts,
+            "LANES": lanes,
+            "R": config.rows,
+            "SLICES": config.slices,
+            "U": config.unroll,
+            "XQ": quads,
+            "CHUNKS": chunks,
+            "BLOCKS": config.blocks,
+            "UNIT_EDGE": units % per_chunk != 0,
+            "K_EDGE": k % unit != 0,
+            **epilogue,
+        },
+        grid=linear_grid(ceil_div(problem.n, per_group) * problem.m),
+        workgroup=(lanes * config.slices,),
+        workgroup_bytes=4 * config.slices * sums * (lanes + 8),
+        bytes=bytes,
+        flops=problem.flops,
+    )
+
+
+def dense_one_row(b: Builder, problem: Problem, unit: int) -> DispatchSpec:
+    """:func:`one_row_dispatch` for a dense ``w``."""
+    return one_row_dispatch(b, problem, unit, f"{problem.name}_gemv1", {}, {}, None)
