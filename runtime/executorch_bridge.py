@@ -6,10 +6,10 @@
     Runtime.get().load_program("model.pte").load_method("forward").execute([x, pos])
 
 ``register`` compiles a small C++ file the first time on a machine (see :mod:`.bridge.compile`) and
-hands ExecuTorch a backend whose init, execute and destroy come back here. It also puts one
-lock around the official ``Method.execute``: ExecuTorch shares its buffers between the methods of a
-program and redirects the process's streams during a call, and our calls let other threads run while
-the GPU works.
+hands ExecuTorch a backend whose init, execute and destroy come back here. It also makes ExecuTorch
+safe for threads, since our calls let others run while the GPU works: a lock a program around the
+official ``Method.execute``, for the methods of a program share their buffers, and turns in its C++
+between our calls (:mod:`.bridge.turns`). The delegates of two programs run beside each other.
 
 The official API reports a failure by a number. The exception behind it is the cause of the
 RuntimeError that ``Method.execute`` and ``Program.load_method`` raise, is written to the log, and
@@ -39,6 +39,7 @@ from executorch_wgpu.serialization.reader import deserialize
 
 from .bridge.compile import BridgeError, ExecutorchInstall, shim_path
 from .bridge.delegate import Delegate, Instance
+from .bridge.turns import Turns
 from .device import resolve_device
 from .errors import (
     DeviceLostError,
@@ -65,6 +66,9 @@ _ERRORS: tuple[tuple[type[BaseException], int], ...] = (
     (DeviceLostError, 0x02),
 )
 _INTERNAL = 0x01
+#: What a callback answers when all went well: not 0, which is also what one answers that Ctrl-C
+#: ended too early to say anything. As in ``shim.cpp``.
+_DONE = 1 << 16
 
 
 class _State:
@@ -73,6 +77,7 @@ class _State:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.library: Any = None
+        self.turns: Any = None
         self.device: Any = None
         self.profile: bool | None = None
         self.delegates: dict[int, Delegate] = {}
@@ -105,9 +110,16 @@ def register(device: Any = None, *, profile: bool | None = None) -> None:
             install = _find_executorch()
             # Loads libexecutorch, which the shim is linked to.
             runtime = importlib.import_module("executorch.runtime")
-            library = _load(shim_path(install), install)
-            _attach(library)
-            _state.library = library
+            library = _state.library = _load(shim_path(install), install)
+            _state.turns = Turns(library)
+            try:
+                _attach(library)
+            except BridgeError:
+                _state.library = None
+                raise
+            binding = importlib.import_module("executorch.extension.pybindings._C")
+            users = importlib.import_module("executorch.extension.pybindings.portable_lib")
+            _state.turns.guard(binding, users)
             _lock_methods(runtime)
             atexit.register(_close)
 
@@ -151,7 +163,8 @@ def _find_executorch() -> ExecutorchInstall:
 
 def _load(path: Path, install: ExecutorchInstall) -> Any:
     try:
-        library = ctypes.CDLL(str(path))
+        # Python's lock is held during calls: they are short, and some rely on it.
+        library = ctypes.PyDLL(str(path))
     except OSError as error:
         raise BridgeError(f"the bridge {path} cannot be loaded: {error}") from error
     library.wgpu_bridge_built_for.restype = ctypes.c_char_p
@@ -168,6 +181,9 @@ def _load(path: Path, install: ExecutorchInstall) -> Any:
         ctypes.POINTER(ctypes.c_void_p),
         ctypes.POINTER(ctypes.c_uint64),
     )
+    for function in (library.wgpu_bridge_begin, library.wgpu_bridge_set_aside):
+        function.restype, function.argtypes = None, ()
+    library.wgpu_bridge_close.restype = None
     library.wgpu_bridge_release.restype = None
     library.wgpu_bridge_release.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
     library.wgpu_bridge_resize.restype = ctypes.c_uint64
@@ -228,6 +244,7 @@ def _fail(error: BaseException, doing: str) -> int:
 def _init(
     instance: Any, method: bytes, blob: int, size: int, data: int, identity: int | None
 ) -> int:
+    paused = _state.turns.pause()
     try:
         content = (ctypes.c_char * size).from_address(blob) if size else b""
         program = deserialize(memoryview(content).cast("B"))
@@ -250,17 +267,20 @@ def _init(
         found = instance.contents
         resize = functools.partial(_state.library.wgpu_bridge_resize, ctypes.addressof(found))
         _state.delegates[found.id] = Delegate(graph, found, resize)
-        return 0
+        answer = _DONE
     except BaseException as error:
-        return _fail(error, f"loading a delegate of method '{method.decode(errors='replace')}'")
+        answer = _fail(error, f"loading a delegate of method '{method.decode(errors='replace')}'")
+    return answer | int(_state.turns.resume(paused))
 
 
 def _execute(identifier: int, arguments: int) -> int:
+    paused = _state.turns.pause()
     try:
         _state.delegates[identifier].run(arguments)
-        return 0
+        answer = _DONE
     except BaseException as error:
-        return _fail(error, "executing a delegate")
+        answer = _fail(error, "executing a delegate")
+    return answer | int(_state.turns.resume(paused))
 
 
 def _destroy(identifier: int) -> None:
@@ -319,17 +339,16 @@ def _explain(error: RuntimeError) -> NoReturn:
 
 
 def _lock_methods(runtime: Any) -> None:
-    """Calls take turns, those of different programs too.
-
-    ExecuTorch's ``Method.execute`` is not safe for two threads of one program (its inputs and
-    arenas are the method's), nor for two programs: its Python binding redirects the process's
-    C++ streams while it runs, so two calls that overlap can leave a stream with a freed buffer,
-    and whatever writes to it next crashes."""
+    """Methods of one program take turns in ``execute``; programs run beside each other."""
     load, run = runtime.Program.load_method, runtime.Method.execute
-    turn = threading.RLock()
+    guard = threading.Lock()
 
     def lock_of(program: Any) -> Any:
-        return turn
+        with guard:
+            found = getattr(program, "_wgpu_lock", None)
+            if found is None:
+                found = program._wgpu_lock = threading.RLock()
+            return found
 
     @functools.wraps(load)
     def load_method(program: Any, *args: Any, **kwargs: Any) -> Any:

@@ -70,9 +70,14 @@ class Delegate:
         self.graph = graph
         self._resize = resize
         program = graph.program
-        self._inputs = [_Argument(program, spec.kind, spec.index) for spec in program.inputs]
-        self._outputs = [_Argument(program, spec.kind, spec.index) for spec in program.outputs]
-        self._names = [spec.name for spec in program.inputs]
+        self._inputs = [
+            _Argument(program, spec.kind, spec.index, f"{graph.label}: input {k} '{spec.name}'")
+            for k, spec in enumerate(program.inputs)
+        ]
+        self._outputs = [
+            _Argument(program, spec.kind, spec.index, f"{graph.label}: output {k}")
+            for k, spec in enumerate(program.outputs)
+        ]
         at = 0
         for argument in (*self._inputs, *self._outputs):
             argument.at = at
@@ -98,10 +103,7 @@ class Delegate:
         self._running, self._collided = True, False
         try:
             values: list[int] = self._table.tolist()
-            inputs = [
-                argument.read(values, f"{self.graph.label}: input {k} '{self._names[k]}'")
-                for k, argument in enumerate(self._inputs)
-            ]
+            inputs = [argument.read(values) for argument in self._inputs]
             self._give(self.graph.execute(inputs), values, arguments)
             if self._collided:
                 raise self._collision()
@@ -125,8 +127,9 @@ class Delegate:
                 continue
             sizes = list(result.shape)
             first = at + _HEADER
-            if values[first : first + argument.rank] != sizes or values[at] != _TENSOR:
-                self._table[first : first + argument.rank] = sizes
+            last = first + argument.rank
+            if values[first:last] != sizes or values[at] != _TENSOR:
+                self._table[first:last] = sizes
                 stale = True
         if stale:
             failed = self._resize(arguments)
@@ -137,20 +140,21 @@ class Delegate:
                     "ExecuTorch has planned no room"
                 )
             values = self._table.tolist()
-        for k, (argument, result) in enumerate(zip(self._outputs, results, strict=True)):
+        for argument, result in zip(self._outputs, results, strict=True):
             if argument.rank >= 0 and result.size:
-                where = f"{self.graph.label}: output {k}"
                 if argument.dtype is DType.BF16:
                     result = result.view(np.uint16)
-                np.copyto(argument.view(values, where), result)
+                argument.view(values)[...] = result
 
 
 class _Argument:
-    """One argument of a delegate. ``rank``: dimensions, -1 for an int; ``at``: its row."""
+    """One argument of a delegate. ``where``: opens error messages; ``rank``: dimensions, -1 for an
+    int; ``at``: its row."""
 
-    __slots__ = ("_key", "_view", "at", "dtype", "end", "rank")
+    __slots__ = ("_key", "_view", "_where", "at", "dtype", "end", "rank")
 
-    def __init__(self, program: Program, kind: ValueKind, index: int) -> None:
+    def __init__(self, program: Program, kind: ValueKind, index: int, where: str) -> None:
+        self._where = where
         self.at = self.end = 0
         self.dtype, self.rank = DType.I64, -1
         if kind is ValueKind.TENSOR:
@@ -159,38 +163,38 @@ class _Argument:
         self._key: list[int] | None = None
         self._view: Array = np.empty(0)
 
-    def read(self, values: list[int], where: str) -> Array | int:
+    def read(self, values: list[int]) -> Array | int:
         if self.rank >= 0:
-            return self.view(values, where)
+            return self.view(values)
         tag = values[self.at]
         if tag not in (_INT, _BOOL):
-            raise InvalidInputError(f"{where}: expected an int, got {_TAGS[tag]}")
+            raise InvalidInputError(f"{self._where}: expected an int, got {_TAGS[tag]}")
         return values[self.at + 3]
 
-    def view(self, values: list[int], where: str) -> Array:
+    def view(self, values: list[int]) -> Array:
         """The caller's memory as an array of the boundary dtype, any strides; nothing is copied.
         Valid during the call only."""
         key = values[self.at : self.end]
         if key != self._key:
-            self._view = self._make(key, where)
+            self._view = self._make(key)
             self._key = key
         return self._view
 
-    def _make(self, row: list[int], where: str) -> Array:
+    def _make(self, row: list[int]) -> Array:
         tag, code, rank, address = row[:_HEADER]
         if tag != _TENSOR or code != _CODES[self.dtype] or rank != self.rank:
             want = f"a {boundary.dtype_name(self.dtype)} tensor of {self.rank} dimensions"
             got = _TAGS[tag]
             if tag == _TENSOR:
                 got = f"a {_CODE_NAMES.get(code, f'(dtype {code})')} tensor of {rank}"
-            raise InvalidInputError(f"{where}: expected {want}, got {got}")
+            raise InvalidInputError(f"{self._where}: expected {want}, got {got}")
         sizes = row[_HEADER : _HEADER + rank]
         steps = row[_HEADER + rank :]
         dtype = np.dtype(np.uint16) if self.dtype is DType.BF16 else _NUMPY[self.dtype]
         if 0 in sizes:
             return np.empty(sizes, dtype)
         if not address:
-            raise InvalidInputError(f"{where}: the tensor has no memory")
+            raise InvalidInputError(f"{self._where}: the tensor has no memory")
         last = sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
         memory = (ctypes.c_char * ((last + 1) * dtype.itemsize)).from_address(address)
         strides = [step * dtype.itemsize for step in steps]

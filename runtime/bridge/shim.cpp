@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <iostream>
 #include <map>
 #include <string>
 #include <utility>
@@ -53,6 +54,42 @@ struct Callbacks {
 
 Callbacks callbacks = {nullptr, nullptr, nullptr};
 uint64_t next_id = 1;
+
+// ExecuTorch's Python functions point std::cout and std::cerr to buffers on their own stack while
+// they run (turns.py says what comes of that). A delegate runs with the streams as they were before
+// the call.
+struct Streams {
+  std::streambuf* out;
+  std::streambuf* err;
+
+  static Streams now() {
+    return {std::cout.rdbuf(), std::cerr.rdbuf()};
+  }
+  void set() const {
+    std::cout.rdbuf(out);
+    std::cerr.rdbuf(err);
+  }
+};
+thread_local Streams before = {nullptr, nullptr};
+
+// What a callback answers, or 0 where Ctrl-C ended it before it could: that it is done or else an
+// error, and that this thread is to have its streams back.
+constexpr uint32_t kDone = 1u << 16;
+constexpr uint32_t kResumed = 1u << 17;
+
+// What a callback may change: it lets other calls in, and may make some itself.
+struct Kept {
+  const Streams streams = Streams::now();
+  const Streams outside = before;
+
+  et::Error after(uint32_t answer) const {
+    before = outside;
+    if (answer & kResumed) streams.set();
+    if (answer & kDone) return et::Error::Ok;
+    const auto error = static_cast<et::Error>(answer & (kDone - 1));
+    return error == et::Error::Ok ? et::Error::Internal : error;
+  }
+};
 
 int64_t integer_of(const executorch::aten::Tensor& tensor, bool* ok) {
   using executorch::aten::ScalarType;
@@ -122,7 +159,8 @@ class WgpuBackend final : public et::BackendInterface {
                                   nullptr, nullptr};
     InitData data{context.get_named_data_map(), {}};
     const char* name = context.get_method_name();
-    const auto error = static_cast<et::Error>(callbacks.init(
+    const Kept kept;
+    const et::Error error = kept.after(callbacks.init(
         instance, name == nullptr ? "" : name, processed->data(), processed->size(), &data,
         data.map));
     if (error != et::Error::Ok) {
@@ -146,7 +184,8 @@ class WgpuBackend final : public et::BackendInterface {
       write_row(row, *arguments[k], instance->ranks[k]);
       row += row_size(instance->ranks[k]);
     }
-    const auto error = static_cast<et::Error>(callbacks.execute(instance->id, arguments.data()));
+    const Kept kept;
+    const et::Error error = kept.after(callbacks.execute(instance->id, arguments.data()));
     if (error != et::Error::Ok) return error;
     row = instance->table;
     for (uint64_t k = 0; k < count; ++k) {
@@ -172,6 +211,16 @@ extern "C" {
 // The executorch that this was compiled for.
 const char* wgpu_bridge_built_for() {
   return WGPU_BRIDGE_BUILT_FOR;
+}
+
+// Called before a function of ExecuTorch's binding, by the thread whose turn it is.
+void wgpu_bridge_begin() {
+  before = Streams::now();
+}
+
+// Called by the same thread within a callback: the streams are as they were before the call.
+void wgpu_bridge_set_aside() {
+  if (before.out != nullptr) before.set();
 }
 
 // Sets the functions and, the first time, registers the backend. Returns an et::Error.
