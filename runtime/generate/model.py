@@ -6,7 +6,8 @@ earlier positions lies in the method's states.
 
 ``generate(tokens, input_pos, temperature f32 [1], top_p f32 [1], top_k i64 [1], seed i64 [1]) ->
 next_token i64 [1, 1]``, optional: the same with the choice of a token on the GPU, and a feedback
-pair from ``next_token`` to ``tokens``. Where it is there, ``forward`` is not loaded.
+pair from ``next_token`` to ``tokens``. It is called with a ``top_k`` of 1 to the vocabulary's size,
+of which 1 goes with a temperature of 0, too. Where it is there, ``forward`` is not loaded.
 
 Methods that give constants: ``get_max_seq_len`` (tokens a call), ``get_max_context_len``,
 ``get_vocab_size``, ``get_bos_id``, ``get_eos_ids``, ``use_kv_cache``; all optional.
@@ -110,7 +111,7 @@ class LanguageModel:
         inputs = [first, np.array([position], np.int64)]
         if self.samples:
             # Greedy is a top_k of 1, too, by which a program can tell that it has nothing to draw.
-            top_k = 1 if temperature == 0 else min(top_k or self.vocab_size, _MOST)
+            top_k = 1 if temperature == 0 else min(top_k or self.vocab_size or _MOST, _MOST)
             inputs += [
                 np.array([temperature], np.float32),
                 np.array([top_p], np.float32),

@@ -110,8 +110,8 @@ class _Generating(Llama):
     ) -> Tensor:
         logits = super().forward(tokens, input_pos)
         most, draw = top_k[0].item(), seed[0].item()
-        for value in (most, draw):
-            torch._check(value >= 0)
+        for value, least in ((most, 1), (draw, 0)):
+            torch._check(value >= least)
             torch._check(value <= MOST_INT)
         position = input_pos[0].item() + tokens.shape[1]
         return sample(logits, temperature, top_p, most, draw, position)
