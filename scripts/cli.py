@@ -7,6 +7,7 @@ heavy (wgpu, numpy, rich, torch) is imported where it is used. ``devices``, ``in
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import click
@@ -23,6 +24,15 @@ class _Group(click.Group):
     """Turns this project's errors into one line and exit code 1; ``--debug`` shows where from."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        plain = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+            if category.__name__ == "SoftwareAdapterWarning":
+                click.echo(f"note: {message}", err=True)
+            else:
+                plain(message, category, *rest)
+
+        warnings.showwarning = show
         try:
             return super().invoke(ctx)
         except Exception as error:
@@ -31,6 +41,8 @@ class _Group(click.Group):
             if ctx.params.get("debug") or not isinstance(error, WgpuDelegateError):
                 raise
             raise click.ClickException(str(error)) from error
+        finally:
+            warnings.showwarning = plain
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

@@ -23,7 +23,7 @@ from executorch_wgpu.scripts.console import Console
 )
 @click.option("--max-tokens", type=click.IntRange(2), help="Of the text; default: all.")
 @click.option("--window", type=click.IntRange(2), help="Tokens; default: the model's context.")
-@click.option("--device", help="Part of an adapter's name, see `devices`.")
+@click.option("--device", help="Part of an adapter's name (see `devices`), gpu or cpu.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def eval_text(
     file: Path,

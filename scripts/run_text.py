@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @click.option(
     "--no-pipeline", is_flag=True, help="Wait for each token before the next step: the same ones."
 )
-@click.option("--device", help="Part of an adapter's name, see `devices`.")
+@click.option("--device", help="Part of an adapter's name (see `devices`), gpu or cpu.")
 def run_text(
     file: Path,
     prompt: str | None,

@@ -21,7 +21,7 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
     "--input-pos", default=0, show_default=True, help="Every live int or element of an input."
 )
 @click.option("--set", "settings", multiple=True, metavar="SCALAR=VALUE", help="One live scalar.")
-@click.option("--device", help="Part of the adapter's name (see devices).")
+@click.option("--device", help="Part of an adapter's name (see `devices`), gpu or cpu.")
 @click.option(
     "--against",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
