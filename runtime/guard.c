@@ -1,6 +1,6 @@
 /* Calls into wgpu-native that end the process where they fail, so that they only fail.
  *
- * wgpu-native answers an error inside submit and poll (a driver that says that the device is lost)
+ * wgpu-native answers an error inside submit, poll and the like (a driver says the device is lost)
  * with a Rust panic that nothing can catch, which ends in abort(). wgpu-core has returned by then
  * and holds no lock. A handler of SIGABRT that jumps back out of the call is what POSIX allows there;
  * where this thread is not in such a call, the handler that was there before has its turn.
@@ -58,6 +58,15 @@ int guarded_poll(void *function, void *device, uint32_t wait, const void *index)
     if (sigsetjmp(place, 0)) return 0;
     guarded = 1;
     ((uint32_t(*)(void *, uint32_t, const void *))function)(device, wait, index);
+    guarded = 0;
+    return 1;
+}
+
+int guarded_range(void *function, void *buffer, size_t offset, size_t size, const void **range) {
+    arm();
+    if (sigsetjmp(place, 0)) return 0;
+    guarded = 1;
+    *range = ((const void *(*)(void *, size_t, size_t))function)(buffer, offset, size);
     guarded = 0;
     return 1;
 }

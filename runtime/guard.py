@@ -31,6 +31,7 @@ SOURCE = Path(__file__).with_name("guard.c")
 _DECLARATIONS = """
 int guarded_submit(void *function, void *queue, size_t count, void *commands, uint64_t *index);
 int guarded_poll(void *function, void *device, uint32_t wait, const void *index);
+int guarded_range(void *function, void *buffer, size_t offset, size_t size, const void **range);
 """
 
 _LOST = (
@@ -48,8 +49,9 @@ class NativeCalls:
 
     def __init__(self, ffi: Any, lib: Any) -> None:
         self._submit, self._poll = lib.wgpuQueueSubmitForIndex, lib.wgpuDevicePoll
+        self._range = lib.wgpuBufferGetConstMappedRange
         self._command_buffer, self._null = ffi.typeof("WGPUCommandBuffer[1]"), ffi.NULL
-        self._new = ffi.new
+        self._new, self._cast = ffi.new, ffi.cast
 
     def submit(self, queue: Any, command_buffer: Any) -> int:
         """Submits one command buffer (handles all); returns the submission's index.
@@ -68,6 +70,14 @@ class NativeCalls:
         """
         self._poll(device, wait, self._null if index is None else index)
 
+    def mapped_range(self, buffer: Any, size: int) -> int:
+        """The address of the first ``size`` bytes of a mapped buffer, 0 where there is none.
+
+        Raises:
+            DeviceLostError: the device went in between (where guarded).
+        """
+        return int(self._cast("uintptr_t", self._range(buffer, 0, size)))
+
 
 class GuardedCalls(NativeCalls):
     """The same through ``guard.c``."""
@@ -80,9 +90,15 @@ class GuardedCalls(NativeCalls):
         self._library = library  # stays loaded
         self._address = {
             name: mine.cast("void *", int(ffi.cast("uintptr_t", ffi.addressof(lib, name))))
-            for name in ("wgpuQueueSubmitForIndex", "wgpuDevicePoll")
+            for name in (
+                *("wgpuQueueSubmitForIndex", "wgpuDevicePoll"),
+                *("wgpuBufferGetConstMappedRange",),
+            )
         }
         self._guarded_submit, self._guarded_poll = library.guarded_submit, library.guarded_poll
+        self._guarded_range = library.guarded_range
+        self._make_range: Callable[[], Any] = lambda: mine.new("void const **")
+        self._my_cast = mine.cast
         self._local = threading.local()
         self._make_index: Callable[[], Any] = lambda: mine.new("uint64_t *")
 
@@ -100,6 +116,13 @@ class GuardedCalls(NativeCalls):
         which = self._null if index is None else index
         if not self._guarded_poll(self._address["wgpuDevicePoll"], device, wait, which):
             raise DeviceLostError(f"waiting: {_LOST}")
+
+    def mapped_range(self, buffer: Any, size: int) -> int:
+        place = self._make_range()
+        address = self._address["wgpuBufferGetConstMappedRange"]
+        if not self._guarded_range(address, buffer, 0, size, place):
+            raise DeviceLostError(f"reading: {_LOST}")
+        return int(self._my_cast("uintptr_t", place[0]))
 
 
 _calls: NativeCalls | None = None

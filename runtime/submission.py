@@ -61,7 +61,8 @@ class Submitter:
 
     def check_alive(self) -> None:
         """Raises what wgpu raises where the device is known to be lost."""
-        self._nothing()
+        # Submitted, for wgpu-native never frees a command buffer that is not.
+        self.submit(self._nothing())
 
     def _nothing(self) -> Any:
         """An empty command buffer. Finishing one raises where the device is lost."""
@@ -196,10 +197,10 @@ class NativeStaging(Staging):
                         f"{message}. Load the program again on a new device: program.reload()."
                     )
                 raise WgpuDelegateError(message)
-            pointer = lib.wgpuBufferGetConstMappedRange(handle, 0, size)
-            if pointer == self._ffi.NULL:
+            address = self._calls.mapped_range(handle, size)
+            if not address:
                 raise WgpuDelegateError(f"{self.buffer.label}: the results could not be mapped")
-            yield memoryview(self._ffi.buffer(pointer, size))
+            yield memoryview(self._ffi.buffer(self._ffi.cast("char *", address), size))
         finally:
             # Also cancels a map that is pending (an interrupt in the wait). A refused one leaves
             # nothing to unmap, and wgpu would complain.

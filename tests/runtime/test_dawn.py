@@ -19,6 +19,7 @@ from executorch_wgpu.serialization.dispatch_list import DType
 def dawn(monkeypatch: pytest.MonkeyPatch) -> Any:
     wgpudawn = pytest.importorskip("wgpudawn")
     monkeypatch.setenv("WGPU_BACKEND_TYPE", "Null")
+    monkeypatch.delenv("EXECUTORCH_WGPU_SUBGROUPS", raising=False)
     monkeypatch.setattr(module, "_gpu", lambda: wgpudawn.gpu)
     monkeypatch.setattr(module, "_is_null", lambda adapter: False)
     return module.request_device()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from programs import MAIN, Build, R, W, X, Y, grid_of
 
+from executorch_wgpu.runtime import graph as graph_module
 from executorch_wgpu.runtime.errors import InvalidProgramError, UnsupportedDeviceError
 from executorch_wgpu.runtime.graph import WebGPUGraph, _advice
 from executorch_wgpu.serialization.dispatch_list import Binding, BufferKind, DType
@@ -79,11 +80,13 @@ def test_a_buffer_larger_than_the_device_takes(device: Any) -> None:
     dispatch = b.dispatch(one, [x, y], grid_of(b, n), "part")
     dispatch = type(dispatch)(one, (Binding(x, 0, 16), Binding(huge, 0, 16)), dispatch.grid, "part")
     b.simple(dispatch)
-    with pytest.raises(UnsupportedDeviceError, match=f"GiB: 'huge' has {size} bytes"):
+    with pytest.raises(UnsupportedDeviceError, match=f"iB: 'huge' has {size} bytes"):
         WebGPUGraph(device, b.program(), verified=True)
 
 
-def test_a_binding_larger_than_the_device_takes_says_who_would_do(device: Any) -> None:
+def test_a_binding_larger_than_the_device_takes_says_who_would_do(
+    device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A list that says what it needs: refused with the numbers and what to do."""
     b = Build()
     size = device.limits["max-storage-buffer-binding-size"] // 4 * 4 + 1024
@@ -94,13 +97,14 @@ def test_a_binding_larger_than_the_device_takes_says_who_would_do(device: Any) -
     b.simple(b.dispatch(one, [x, y], grid_of(b, n), "first"))
     b.simple(b.dispatch(one, [weight, y], grid_of(b, n), "lm_head"))
     limits = (("max-storage-buffer-binding-size", size),)
+    assert "would do (device=...)" in _advice(b.program())
+    monkeypatch.setattr(graph_module, "adapters_that_meet", lambda *_: [])
     with pytest.raises(UnsupportedDeviceError) as caught:
         WebGPUGraph(device, b.program(limits=limits), label="forward", verified=True)
     text = str(caught.value)
     assert f"limit max-storage-buffer-binding-size of {size} (the device has " in text
     assert "'lm_head' needs" in text and "of 'lm_head.weight' in one binding, this device" in text
     assert "No adapter of this machine would do; or export with" in text
-    assert "would do (device=...)" in _advice(b.program())
 
 
 # -- constants -------------------------------------------------------------------------------

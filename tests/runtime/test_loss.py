@@ -16,7 +16,7 @@ from programs import accumulator, chain
 from pte_files import delegated, write_pte
 
 from executorch_wgpu.runtime import Runtime
-from executorch_wgpu.runtime.device import another_device, is_lost, request_device
+from executorch_wgpu.runtime.device import another_device, is_lost, is_native, request_device
 from executorch_wgpu.runtime.errors import DeviceLostError, InvalidInputError
 from executorch_wgpu.runtime.graph import WebGPUGraph
 from executorch_wgpu.serialization import BufferKind
@@ -72,6 +72,8 @@ def test_every_call_says_so(order: int) -> None:
 def test_lost_while_others_wait() -> None:
     """Threads in the middle of their calls: each ends with the error, none hangs or goes on."""
     device = request_device()
+    if not is_native(device):
+        pytest.skip("Dawn crashes where one thread destroys a device that another creates on")
     ended: list[object] = []
 
     def work() -> None:
