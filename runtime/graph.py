@@ -275,6 +275,11 @@ class WebGPUGraph:
         return self._last_profile
 
     @property
+    def last_live_offset(self) -> int:
+        """Where in the ring the live scalars of the last step are, in bytes."""
+        return (self._slot - 1) % RING_SLOTS * LIVE_BYTES
+
+    @property
     def query_pool(self) -> WebGPUQueryPool | None:
         """The timestamps of this graph's last profiled step; None when it does not profile."""
         return None if self._profiler is None else self._profiler.pool

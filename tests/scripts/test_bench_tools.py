@@ -1,0 +1,88 @@
+"""Our own benchmarks run, and say what they measured."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from executorch_wgpu.ops.quant.layout import PackedWeight, pack_codes
+from executorch_wgpu.runtime.errors import InvalidInputError
+from executorch_wgpu.runtime.profiling.one_pass import OnePass
+from executorch_wgpu.scripts.bench import kernels, model
+from executorch_wgpu.scripts.bench.fill import random_data
+from executorch_wgpu.serialization.dispatch_list import DType
+from executorch_wgpu.serialization.writer import serialize
+
+from harness import Chain
+
+
+def layers() -> Chain:
+    """A dense and a packed layer over a live number of rows."""
+    c = Chain()
+    rows = c.dim_of("M", 0, 1, 40)
+    x = c.input("x", (rows, 64))
+    plain = {"formula": None, "operands": [], "pairs": False}
+    dense = {"x": x, "weight": c.constant(torch.randn(64, 64).half(), "dense"), **plain}
+    (y,) = c.call("wgpu.linear", dense, [(DType.F32, (rows, 64))], module="layers.0.a")
+    packed = PackedWeight(
+        pack_codes(torch.ones(36, 64, dtype=torch.uint8), 4), torch.ones(36, 2).half(), 4, 32, 64, 8
+    )
+    args = {
+        "x": y,
+        "weight": c.constant(packed.packed, "packed"),
+        "scales": c.constant(packed.scales, "scales"),
+        "zeros": None,
+        "bits": 4,
+        "group": 32,
+        "k": 64,
+        "zero": 8,
+        **plain,
+    }
+    c.output(*c.call("wgpu.linear_q", args, [(DType.F32, (rows, 36))], module="layers.1.b"))
+    return c
+
+
+def test_random_contents_are_numbers():
+    program = layers().lower().program
+    data = random_data(program)
+    for buffer in program.buffers:
+        if buffer.data_key:
+            content = data(buffer.data_key)
+            assert content.nbytes >= buffer.size
+            assert np.isfinite(content[: buffer.size].view(np.float16)).all()
+
+
+def test_model(tmp_path):
+    path = tmp_path / "layers.list"
+    path.write_bytes(serialize(layers().lower().program))
+    words = [path, "--positions", "3", "--prompts", "20", "--steps", "2", "--warmup", "0"]
+    result = CliRunner().invoke(model.main, [*map(str, words), "--json", str(tmp_path / "a.json")])
+    assert result.exit_code == 0, result.output
+    assert "decode at 3" in result.output and "prefill of 20" in result.output
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert [row["dispatches"] for row in found["rows"]] == [2, 2]
+    names = [row["kernel"] for row in found["kernels"][0]["rows"]]
+    assert sorted(names) == ["layers.a/linear_gemv1", "layers.b/linear_w4g32_gemv1"]
+
+
+def test_kernels(tmp_path):
+    words = ["--small", "--repeats", "1", "--bytes", "1", "--only", "x 192 x", "--device", "cpu"]
+    result = CliRunner().invoke(kernels.main, [*words, "--json", str(tmp_path / "k.json")])
+    assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "k.json").read_text())["rows"]
+    assert len(rows) == 9
+    assert all(row["error"] < 1e-5 and row["in_a_row_us"] >= 0 for row in rows)
+
+
+def test_one_pass(device):
+    graph = layers().graph(device)
+    x = np.random.default_rng(0).standard_normal((1, 64), np.float32)
+    graph.execute([x])
+    one_pass = OnePass(graph)
+    assert one_pass.measure([x]) >= 0
+    with pytest.raises(InvalidInputError):
+        one_pass.measure([x[0]])
