@@ -85,7 +85,9 @@ class Planner:
             self._choose(step.routes, have) for step in program.steps
         ]
         self._check_sizes(have)
-        self._guarded = [r.guard for routes in self.routes for r in routes if r.guard != NONE]
+        # Steps share guards: a few of them decide for all.
+        guards = [r.guard for routes in self.routes for r in routes if r.guard != NONE]
+        self._guarded = list(dict.fromkeys(guards))
         self._guards = Evaluator(program.exprs, self._guarded)
         self._max_grid = have.limits.get("max-compute-workgroups-per-dimension", 65535)
 
@@ -168,12 +170,8 @@ class Planner:
                 raise InvalidInputError(f"{self._label}: {error}") from error
         plan = self._plans.get(key)
         if plan is None:
-            results = iter(key)
-            chosen = []
-            for routes in self.routes:
-                # Every guard has its place in the key, also those behind the chosen route.
-                holds = [route.guard == NONE or next(results) for route in routes]
-                chosen.append(routes[holds.index(True)])
+            holds = {NONE: True, **dict(zip(self._guarded, key, strict=True))}
+            chosen = [next(r for r in routes if holds[r.guard]) for routes in self.routes]
             plan = self._plans[key] = build(chosen)
         return plan
 
