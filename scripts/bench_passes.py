@@ -30,7 +30,9 @@ MEASURED = (
     "fuse_gates",
     "fuse_epilogue",
     "join_linears",
+    "fuse_norm",
     "fuse_rope_cache",
+    "fuse_rope_attention",
 )
 
 #: How far results may be from those with all passes, relative to the largest.
