@@ -126,7 +126,7 @@ def test_inspector_maps_events_to_source_operators(timed: Any, exported: Path) -
     assert any("attention" in str(place) for place in hierarchy.values())
     text = io.StringIO()
     inspector.print_data_tabular(file=text)
-    assert "layers.0.attention/sdpa_decode_split" in text.getvalue()
+    assert "layers.0.attention/sdpa_rope_cache_split" in text.getvalue()
     assert "WgpuBackend" in text.getvalue()
 
 
