@@ -1,3 +1,4 @@
+#define _GNU_SOURCE
 /* Calls into wgpu-native that end the process where they fail, so that they only fail.
  *
  * wgpu-native answers an error inside submit, poll and the like (a driver says the device is lost)
@@ -9,13 +10,22 @@
 #include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <unistd.h>
 
 static _Thread_local sigjmp_buf place;
 static _Thread_local volatile sig_atomic_t guarded;
 static struct sigaction before;
 
+/* Whether this thread called abort(). A signal from elsewhere may strike while wgpu holds a lock. */
+static int own(const siginfo_t *info) {
+#ifdef SI_TKILL
+    if (info->si_code != SI_TKILL) return 0;
+#endif
+    return info->si_pid == 0 || info->si_pid == getpid();
+}
+
 static void on_abort(int number, siginfo_t *info, void *context) {
-    if (guarded) {
+    if (guarded && own(info)) {
         guarded = 0;
         siglongjmp(place, 1);
     }
@@ -26,7 +36,7 @@ static void on_abort(int number, siginfo_t *info, void *context) {
     } else {
         sigaction(SIGABRT, &before, NULL);
     }
-    (void)info, (void)context;
+    (void)context;
     raise(number);
 }
 

@@ -235,3 +235,16 @@ def test_abort_elsewhere_is_abort(faulty_driver: Path) -> None:  # noqa: F811
     body += "graph.execute([np.ones(8, np.float32)]); import os; os.abort()"
     done = faulty.run(faulty_driver, body)
     assert done.returncode == -6 and "Fatal Python error: Aborted" in done.stderr
+
+
+def test_a_signal_from_elsewhere_ends_the_process(faulty_driver: Path) -> None:  # noqa: F811
+    """Also in the middle of a guarded call, where wgpu may hold a lock."""
+    body = """
+graph = WebGPUGraph(device, accumulator())
+args = [np.ones(8, np.float32), np.array([0])]
+import os, threading
+threading.Timer(0.3, lambda: os.kill(os.getpid(), 6)).start()
+for _ in range(10_000_000):
+    graph.execute(args)
+"""
+    assert faulty.run(faulty_driver, body).returncode == -6
