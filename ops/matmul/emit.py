@@ -9,7 +9,7 @@ from functools import partial
 from executorch_wgpu.ops.builder import Builder, DispatchSpec, RouteSpec
 from executorch_wgpu.ops.elementwise.pointwise import materialize
 from executorch_wgpu.ops.matmul.after_norm import AfterNorm
-from executorch_wgpu.ops.matmul.gemm import ENOUGH_GROUPS, LARGE, SMALL, gemm_dispatch, tiles
+from executorch_wgpu.ops.matmul.gemm import as_list, gemm_dispatches, variants
 from executorch_wgpu.ops.matmul.gemv import gemv_dispatch, gemv_limits, reads_along_k
 from executorch_wgpu.ops.matmul.one_row import dense_one_row, dense_unit
 from executorch_wgpu.ops.matmul.pieces import row_pieces, whole_limits
@@ -22,13 +22,14 @@ _PLAIN = Epilogue()
 
 @dataclass(frozen=True)
 class _Choice:
-    """A kernel and when it applies; ``make`` gives its dispatch for the problem or for one piece
-    of it. ``norms``: it takes ``a`` before the problem's norm."""
+    """A kernel and when it applies; ``make`` gives its dispatch or dispatches for the problem or,
+    with ``pieces``, for one piece of it. ``norms``: it takes ``a`` before the problem's norm."""
 
     name: str
     guard: Scalar
-    make: Callable[[Problem], DispatchSpec]
+    make: Callable[[Problem], DispatchSpec | list[DispatchSpec]]
     norms: bool = False
+    pieces: bool = True
 
 
 def emit_matmul(
@@ -61,10 +62,12 @@ def emit_matmul(
     routes = []
     for c in choices:
         first, whole = after.of(c.norms)
-        routes.append(RouteSpec(c.name, [*first, c.make(whole)], c.guard, limits=limits))
+        routes.append(RouteSpec(c.name, [*first, *as_list(c.make(whole))], c.guard, limits=limits))
     for c in choices if pieces else ():
+        if not c.pieces:
+            continue
         first, whole = after.of(c.norms)
-        parts = [c.make(whole.of_piece(piece)) for piece in pieces or ()]
+        parts = [d for piece in pieces or () for d in as_list(c.make(whole.of_piece(piece)))]
         routes.append(RouteSpec(f"{c.name}_pieces", [*first, *parts], c.guard))
     b.step(*routes)
 
@@ -91,9 +94,9 @@ def _choices(b: Builder, problem: Problem) -> list[_Choice]:
         found.append(_Choice(f"gemv{tile}", guard, make))
         if most <= limit:
             return found
-    enough = less_equal(ENOUGH_GROUPS, tiles(problem, LARGE))
-    found.append(_Choice("gemm_large", enough, partial(gemm_dispatch, b, config=LARGE)))
-    found.append(_Choice("gemm_small", 1, partial(gemm_dispatch, b, config=SMALL)))
+    for variant in variants(problem):
+        many = partial(gemm_dispatches, b, variant=variant)
+        found.append(_Choice(variant.name, variant.guard, many, pieces=not variant.split))
     return found
 
 

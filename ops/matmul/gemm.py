@@ -1,16 +1,28 @@
-"""The kernel for many rows: tiles in workgroup memory, register tiles in lanes.
+"""The kernel for many rows: tiles in workgroup memory, register tiles in lanes; any factor.
 
-Measured on an H200 (f32): M = 128 by [2048, 2048] 59 us, by [8192, 2048] 140 us (31 TFLOP/s),
-M = 2048 by [2048, 2048] 554 us (31 TFLOP/s of 67). Reading the next tile ahead took a quarter off,
-splitting k a third off what leaves the device half empty (M = 64: 52 to 35 us). Weights in f16 are
-2 to 5 % faster; taken apart as they arrive rather than when they are needed, they were 10 to 30 %
-slower."""
+Measured on an H200 at 1,980 MHz with stand-alone copies of the kernel, f32, K = 2,048, device time:
+M = 128, N = 8,192 113 us (38 TFLOP/s; 140 before), N = 2,048 35 us with the sum (62 before; 4-bit
+weights 38); M = 512, N = 8,192 446 us. What brought it, M = 128, N = 8,192:
+
+* the order in workgroup memory that changes every four steps of k (lanes that write side by side
+  met in one bank): 146 to 121 us;
+* 8 x 8 results a lane and two slices of k, for 8 x 4: 118; every other lane along m: 113;
+* workgroups that split k, N = 2,048: 68 to 35 us, in four parts, the sum's dispatch included.
+
+Not taken: tiles of 64 x 128 and 128 x 64 along rows (154 to 210 us), 16 x 8 results a lane (154 and
+more: 250 registers), two buffers in workgroup memory (194 to 205), vec4s along k (131 to 138: 251
+registers), the steps of k in a loop (123 to 142), fma() and no bounds checks (the same within 1 us:
+the driver fuses, and the clamps leave the loop). Without fetching and writing tiles it would be 93:
+the 64 reads from workgroup memory for 1,024 multiply-adds of a lane are what is left."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from executorch_wgpu.ops.builder import Builder, DispatchSpec, Number, linear_grid
+from executorch_wgpu.ops.builder import Bind, Bindable, Builder, DispatchSpec, Number, linear_grid
+from executorch_wgpu.ops.halves import codec
 from executorch_wgpu.ops.matmul.gemv import reads_along_k
 from executorch_wgpu.ops.matmul.problem import (
     Operand,
@@ -20,14 +32,25 @@ from executorch_wgpu.ops.matmul.problem import (
     effective_strides,
     is_vector,
 )
-from executorch_wgpu.ops.symbolic import Scalar, ceil_div
+from executorch_wgpu.ops.symbolic import (
+    Scalar,
+    bounds,
+    ceil_div,
+    floor_div,
+    less_equal,
+    maximum,
+    minimum,
+    upper_bound,
+)
+from executorch_wgpu.ops.tensor import touched_bytes
+from executorch_wgpu.serialization.dispatch_list import DType
 
 
 @dataclass(frozen=True)
 class TileConfig:
-    """``tx`` x ``ty`` lanes, each with ``tm`` rows and ``tn`` columns (a multiple of 4) of the
-    result, ``bk`` of k at a time (a multiple of 4); ``slices`` times as many lanes split k. The
-    lanes of a slice divide bm * bk / 4 and bn * bk / 16."""
+    """``tx`` x ``ty`` lanes (multiples of 8), each with ``tm`` rows and ``tn`` columns (multiples
+    of 4) of the result, ``bk`` of k at a time (a multiple of 4); ``slices`` times as many lanes
+    split k."""
 
     tx: int
     ty: int
@@ -45,63 +68,237 @@ class TileConfig:
         return self.tx * self.tn
 
     @property
+    def lanes(self) -> int:
+        """Of a slice."""
+        return self.tx * self.ty
+
+    @property
+    def step(self) -> int:
+        """Of k, between two barriers."""
+        return self.bk * self.slices
+
+    @property
     def workgroup_bytes(self) -> int:
         return 4 * self.bk * (self.bm + self.bn) * self.slices
 
+    def slots(self) -> list[list[dict[str, Any]]]:
+        """Which lanes fetch which blocks of 4 x 4, as gemm.wgsl's SLOTS: first those of ``a``, then
+        those of ``w``, as many at a time as there are lanes."""
+        ends = {"a": self.bm * self.bk // 16, "w": (self.bm + self.bn) * self.bk // 16}
+        found = []
+        for start in range(0, ends["w"], self.lanes):
+            parts = []
+            for operand, first, end in (("a", 0, ends["a"]), ("w", ends["a"], ends["w"])):
+                low, high = max(start, first), min(start + self.lanes, end)
+                if low < high:
+                    lanes = {"from": low - start, "to": high - start}
+                    parts.append({"operand": operand, "first": low - first, **lanes})
+            found.append(parts)
+        return found
 
-#: Both fill 16 KiB of workgroup memory. Tiles of 64 x 64 use the arithmetic units best; tiles of
-#: 32 x 32 with k split in two keep a device busy with a small result.
-LARGE = TileConfig(tx=16, ty=8, tm=8, tn=4, bk=32)
-SMALL = TileConfig(tx=8, ty=8, tm=4, tn=4, bk=32, slices=2)
 
-#: Large tiles from this many workgroups on. On an H200 (132 cores) 64 of them are a quarter slower
-#: than small tiles, 72 a third faster: the small ones then no longer fit at once.
-ENOUGH_GROUPS = 70
+#: The general one. 128 lanes with 8 x 8 results each; two workgroups keep a core of an H200 busy.
+TILE = TileConfig(tx=8, ty=8, tm=8, tn=8, bk=16, slices=2)
+#: For few rows.
+SHORT = TileConfig(tx=8, ty=8, tm=4, tn=4, bk=32, slices=2)
+SHORT_ROWS = 32
+
+#: A result of no more tiles than FEW is computed by FULL workgroups or a few less, which split k
+#: between them: 132 cores, three workgroups each.
+FEW = 192
+FULL = 384
+MAX_SPLITS = 8
+#: The least of k that a workgroup is given.
+LEAST_K = 128
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to compute a product of many rows, and the guard under which it is the best. With
+    ``split``, workgroups split k and a second dispatch adds up."""
+
+    name: str
+    guard: Scalar
+    config: TileConfig
+    split: bool = False
+
+
+@dataclass(frozen=True)
+class Factor:
+    """``w`` in a format of its own. ``reads``: its bindings. ``params``, ``consts``: of the
+    function of (row, k) that ``consts["W"]["quad"]`` names. ``label``: between the dispatch's name
+    and the kernel's. ``bytes``: read of it."""
+
+    reads: Mapping[str, Bindable]
+    params: Mapping[str, Number]
+    consts: Mapping[str, Any]
+    label: str
+    bytes: Scalar
+
+
+def as_list(made: DispatchSpec | list[DispatchSpec]) -> list[DispatchSpec]:
+    """What a kernel that takes one dispatch or several made."""
+    return made if isinstance(made, list) else [made]
+
+
+def variants(problem: Problem) -> list[Variant]:
+    """In order of preference; the last always applies."""
+    found = []
+    least, most = bounds(problem.m)
+    if least <= SHORT_ROWS:
+        found.append(Variant("gemm_short", less_equal(problem.m, SHORT_ROWS), SHORT))
+    if most <= SHORT_ROWS:
+        return [Variant("gemm_short", 1, SHORT)]
+    count = tiles(problem, TILE)
+    if can_split(problem) and bounds(count)[0] <= FEW:
+        found.append(Variant("gemm_split", less_equal(count, FEW), TILE, split=True))
+    found.append(Variant("gemm", 1, TILE))
+    return found
+
+
+def can_split(problem: Problem) -> bool:
+    """Whether sums over parts of k are worth a dispatch of their own, and of a known size."""
+    sizes = (problem.batch, problem.n, problem.k)
+    known = all(isinstance(size, int) and size > 0 for size in sizes) and problem.batch == 1
+    return known and upper_bound(problem.k) >= 4 * LEAST_K and problem.piece_of is None
+
+
+def splits_of(problem: Problem, config: TileConfig) -> Scalar:
+    """Parts of k."""
+    most = min(MAX_SPLITS, upper_bound(problem.k) // LEAST_K)
+    return maximum(1, minimum(most, floor_div(FULL, maximum(1, tiles(problem, config)))))
 
 
 def tiles(problem: Problem, config: TileConfig) -> Scalar:
-    """Workgroups that ``config`` takes."""
+    """Workgroups that ``config`` takes where none split k."""
     return ceil_div(problem.m, config.bm) * ceil_div(problem.n, config.bn) * problem.batch
 
 
-def gemm_dispatch(b: Builder, problem: Problem, config: TileConfig) -> DispatchSpec:
-    """One dispatch for any number of rows."""
-    columns = not reads_along_k(problem)
-    a = Operand("a", problem.a, 2 if is_vector(problem.a, 2) else None)
-    along = 1 if columns else 2
-    w = Operand("w", problem.w, along if is_vector(problem.w, along) else None)
+def gemm_dispatches(
+    b: Builder, problem: Problem, variant: Variant, factor: Factor | None = None
+) -> list[DispatchSpec]:
+    """One dispatch, or two where workgroups split k, for any number of rows that ``variant`` takes.
+    ``factor``: what to read in place of ``problem.w``."""
+    config = variant.config
+    a = _operand("a", problem.a)
     params: dict[str, Number] = {"M": problem.m, "N": problem.n, "K": problem.k}
     if problem.batch != 1:
         params["BATCH"] = problem.batch
-    reads = {operand.variable: operand.bind for operand in (a, w)}
-    described_a, described_w = a.describe(params), w.describe(params)
-    epilogue = describe_epilogue(problem, params, reads)
-    vector_out = all(value % 4 == 0 for value in (problem.n, problem.out_n))
-    vector_out = vector_out and problem.out.storage.size_bytes >= 16
-    vector_out = vector_out and not problem.epilogue.pairs
-    return b.dispatch(
+    reads: dict[str, Bindable] = {a.variable: a.bind}
+    consts: dict[str, Any] = {"A": a.describe(params), "A_COLUMNS": _columns(problem.a)}
+    label, read = problem.name, touched_bytes([problem.a])
+    if factor is None:
+        w = _operand("w", problem.w, not reads_along_k(problem))
+        reads[w.variable] = w.bind
+        consts |= {"W": w.describe(params), "W_COLUMNS": not reads_along_k(problem)}
+        read += touched_bytes([problem.w])
+    else:
+        reads |= factor.reads
+        params |= factor.params
+        consts |= {"W_COLUMNS": False, **factor.consts}
+        label += factor.label
+        read += factor.bytes
+    consts |= {
+        "K_EDGE": problem.k % config.step != 0,
+        "TX": config.tx,
+        "TY": config.ty,
+        "TM": config.tm,
+        "TN": config.tn,
+        "BK": config.bk,
+        "SLICES": config.slices,
+        "SLOTS": config.slots(),
+        "SPLIT": variant.split,
+    }
+    name = f"{label}_gemm_{config.bm}x{config.bn}"
+    common = {
+        "workgroup": (config.lanes * config.slices,),
+        "workgroup_bytes": config.workgroup_bytes,
+        "flops": problem.flops,
+    }
+    done = touched_bytes([problem.out, *problem.epilogue.operands])
+    if not variant.split:
+        epilogue = describe_epilogue(problem, params, reads)
+        vector = _vector_out(problem)
+        return [
+            b.dispatch(
+                "matmul/gemm.wgsl",
+                name,
+                reads=reads,
+                writes={"out": bind_out(problem, vector)},
+                params=params,
+                consts={**consts, "OUT_VECTOR": vector, **epilogue},
+                grid=linear_grid(tiles(problem, config)),
+                bytes=read + done,
+                **common,
+            )
+        ]
+    splits = splits_of(problem, config)
+    params["SPLITS"] = splits
+    quads = -(-upper_bound(problem.n) // 4)
+    # No more than the guard lets through: rows times columns of FEW tiles.
+    rows = min(upper_bound(problem.m), FEW // -(-upper_bound(problem.n) // config.bn) * config.bm)
+    most = min(MAX_SPLITS, upper_bound(splits))
+    partial = b.empty((most, max(1, rows), 4 * quads), DType.F32, "matmul_partial")
+    written = 16 * splits * problem.m * quads
+    no_epilogue = {
+        "OUT_VECTOR": True,
+        "EPILOGUE": "acc",
+        "EPILOGUE_OPERANDS": [],
+        "EPILOGUE_HELPER": "",
+        "OUT_CODEC": "",
+        "CODECS": {codec(tensor.dtype) for tensor in (problem.a, problem.w)},
+        "PAIRS": False,
+        "BATCHED": False,
+    }
+    first = b.dispatch(
         "matmul/gemm.wgsl",
-        f"{problem.name}_gemm_{config.bm}x{config.bn}",
+        f"{name}_split",
         reads=reads,
-        writes={"out": bind_out(problem, vector_out)},
+        writes={"partial": Bind(partial, "vec4<f32>")},
         params=params,
-        consts={
-            "A": described_a,
-            "W": described_w,
-            "A_ALONG_K": effective_strides(problem.a)[2] == 1,
-            "W_COLUMNS": columns,
-            "K_EDGE": problem.k % (config.bk * config.slices) != 0,
-            "OUT_VECTOR": vector_out,
-            "TX": config.tx,
-            "TY": config.ty,
-            "TM": config.tm,
-            "TN": config.tn,
-            "BK": config.bk,
-            "SLICES": config.slices,
-            **epilogue,
-        },
-        grid=linear_grid(tiles(problem, config)),
-        workgroup=(config.tx * config.ty * config.slices,),
-        workgroup_bytes=config.workgroup_bytes,
-        flops=problem.flops,
+        consts={**consts, **no_epilogue},
+        grid=linear_grid(tiles(problem, config) * splits),
+        bytes=read + written,
+        **common,
     )
+    return [first, _sum(b, problem, f"{label}_gemm_sum", Bind(partial, "vec4<f32>"), splits)]
+
+
+def _sum(b: Builder, problem: Problem, name: str, partial: Bind, splits: Scalar) -> DispatchSpec:
+    """The dispatch that adds up parts of k and finishes."""
+    params: dict[str, Number] = {"M": problem.m, "N": problem.n, "SPLITS": splits}
+    reads: dict[str, Bind] = {"partial": partial}
+    epilogue = describe_epilogue(problem, params, reads)
+    vector = _vector_out(problem)
+    threads = 64
+    quads = ceil_div(problem.n, 4)
+    return b.dispatch(
+        "matmul/gemm_sum.wgsl",
+        name,
+        reads=reads,
+        writes={"out": bind_out(problem, vector)},
+        params=params,
+        consts={"OUT_VECTOR": vector, **epilogue},
+        grid=linear_grid(ceil_div(problem.m * quads, threads)),
+        workgroup=(threads,),
+        bytes=16 * splits * problem.m * quads
+        + touched_bytes([problem.out, *problem.epilogue.operands]),
+        flops=splits * problem.m * problem.n,
+    )
+
+
+def _columns(tensor: Any) -> bool:
+    """Whether rows of ``tensor`` lie side by side, rather than steps of k."""
+    strides = effective_strides(tensor)
+    return strides[2] != 1 and strides[1] == 1
+
+
+def _operand(variable: str, tensor: Any, columns: bool | None = None) -> Operand:
+    along = 1 if (_columns(tensor) if columns is None else columns) else 2
+    return Operand(variable, tensor, along if is_vector(tensor, along) else None)
+
+
+def _vector_out(problem: Problem) -> bool:
+    """Whether ``out`` can be written four columns at a time."""
+    whole = all(value % 4 == 0 for value in (problem.n, problem.out_n))
+    return whole and problem.out.storage.size_bytes >= 16 and not problem.epilogue.pairs

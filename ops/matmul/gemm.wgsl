@@ -2,29 +2,29 @@
    registers, BK of k at a time through workgroup memory.
 
    SLICES times TX * TY lanes split k between them, so that a small result keeps a device busy; the
-   first slice adds up. Its lanes lie TX along n and TY along m. In workgroup memory a is kept in
-   vec4s along k and w in vec4s along n, so that four steps of k cost TM + TN reads for
-   4 * TM * TN multiply-adds and no two lanes side by side meet in a bank. Rows of a lane lie TY
-   apart, its columns 4 * TX. While a tile is worked on, the next one is on its way to registers.
-   W_COLUMNS: w is fetched along n, else along k and turned in registers. An operand with a ``quad``
-   names the function of (row, k) that gives four neighbours. K_EDGE: the last tiles reach past K.
-   OUT_VECTOR: out is written four at a time. TX * TY divides BM * BK / 4 and BN * BK / 16. #}
+   first slice adds up. SPLIT: so do workgroups; sums go to ``partial`` and gemm_sum.wgsl goes on.
+   In workgroup memory both factors lie k by k in vec4s along m and n, so that a step of k costs
+   TM / 4 + TN / 4 reads for TM * TN multiply-adds. Every four steps of k their order changes
+   (``^``), for lanes that write side by side to meet different banks. A lane's rows are TM / 4
+   times 4 neighbours, 4 * TY apart, its columns likewise; 16 lanes side by side lie 8 along n and
+   2 along m, every other one along m.
+   While a tile is worked on, the next one is on its way to registers, in blocks of 4 x 4. A_COLUMNS,
+   W_COLUMNS: a factor is fetched along m, n; else along k, and turned in registers. An operand
+   with a ``quad`` names the function of (row, k) that gives four neighbours. K_EDGE: the last tiles
+   reach past K. OUT_VECTOR: out is written four at a time.
+   SLOTS: who fetches what. In slot s the lanes from ``from`` up to ``to`` fetch blocks of
+   ``operand``; lane ``from`` fetches block ``first``. #}
 {% from "halves.wgsl" import quad %}
 {% from "matmul/operands.wgsl" import at, step, load, store, functions with context %}
 {% set LANES = TX * TY %}
 {% set BM = TY * TM %}
 {% set BN = TX * TN %}
+{% set MI = TM // 4 %}
 {% set NJ = TN // 4 %}
 {% set K4 = BK // 4 %}
-{% set A_LOADS = BM * K4 // LANES %}
-{% set W_LOADS = BN // 4 * K4 // LANES %}
-{# What is fetched stays in registers as it is stored while a tile is worked on: to take elements of
-   16 bits apart at once would be to wait for them. #}
-{% macro fetched_type(o) -%}
-{{ "vec2<u32>" if o.codec is defined and o.codec and o.vector else "vec4<f32>" }}
-{%- endmacro %}
-{% macro elements(o, fetched) -%}
-{{ "%s_quad(%s)" % (o.codec, fetched) if fetched_type(o) == "vec2<u32>" else fetched }}
+{# The change of order for the steps 4 k4 .. 4 k4 + 3, of rows of vec4s that ``width`` lanes read. #}
+{% macro turn(k4, width) -%}
+{{ "((%s) * %du) %% %du" % (k4, 8 // K4 if K4 < 8 else 1, 8 if width > 8 else width) }}
 {%- endmacro %}
 {# Four neighbours along k of the row at address base, from k on; 0 past the end. #}
 {% macro along_k(o, base, k) -%}
@@ -32,8 +32,8 @@
 {%- set value = "%s(%s, %s)" % (o.quad, base, k) %}
 {{- "select(vec4<f32>(), %s, %s < %s)" % (value, k, K) if K_EDGE else value }}
 {%- elif o.vector %}
-{%- set value = "%s[%s]" % (o.name, base ~ step(o, 2, "(%s) / 4u" % k)) %}
-{{- "select(%s(), %s, %s < %s)" % (fetched_type(o), value, k, K) if K_EDGE else value }}
+{%- set value = load(o, base ~ step(o, 2, "(%s) / 4u" % k)) %}
+{{- "select(vec4<f32>(), %s, %s < %s)" % (value, k, K) if K_EDGE else value }}
 {%- else -%}
 vec4<f32>(
 {%- for c in range(4) %}
@@ -43,35 +43,45 @@ vec4<f32>(
 )
 {%- endif %}
 {%- endmacro %}
-{# Four neighbours along n at k: w<s> is the address of the first, or w<s>_0 ... of each. #}
-{% macro along_n(o, s, k) -%}
+{# Four neighbouring rows at k: base is the address of the first, or base_0 ... of each. #}
+{% macro along_rows(o, base, k) -%}
 {%- if o.vector %}
-{%- set value = "%s[%s]" % (o.name, "w%d" % s ~ step(o, 2, k)) %}
-{{- "select(%s(), %s, %s < %s)" % (fetched_type(o), value, k, K) if K_EDGE else value }}
+{%- set value = load(o, base ~ step(o, 2, k)) %}
+{{- "select(vec4<f32>(), %s, %s < %s)" % (value, k, K) if K_EDGE else value }}
 {%- else -%}
 vec4<f32>(
 {%- for c in range(4) %}
-{%- set value = load(o, "w%d_%d" % (s, c) ~ step(o, 2, k)) %}
+{%- set value = load(o, base ~ "_%d" % c ~ step(o, 2, k)) %}
 {{- "select(0.0, %s, %s < %s)" % (value, k, K) if K_EDGE else value }}{{ ", " if not loop.last }}
 {%- endfor -%}
 )
 {%- endif %}
 {%- endmacro %}
-{# Reads the lane's share of the tiles at k0 into fetched_*. #}
+{% macro some(part) -%}
+{{ "if (lane >= %du && lane < %du) " % (part.from, part.to) if part.from > 0 and part.to < LANES
+   else "if (lane >= %du) " % part.from if part.from > 0
+   else "if (lane < %du) " % part.to if part.to < LANES }}
+{%- endmacro %}
+{# Statements that fetch the tiles that start at k0 to registers. #}
 {% macro fetch(k0) %}
-{% for s in range(A_LOADS) %}
-        fetched_a{{ s }} = {{ along_k(A, "a%d" % s, "%s + a_k%d * 4u" % (k0, s)) }};
-{% endfor %}
-{% for s in range(W_LOADS) %}{% for c in range(4) %}
-{% if W_COLUMNS %}
-        fetched_w{{ s }}_{{ c }} = {{ along_n(W, s, "%s + w_k%d * 4u + %du" % (k0, s, c)) }};
+{% for slot in SLOTS %}{% set s = loop.index0 %}
+{% for part in slot %}
+{% set o = A if part.operand == "a" else W %}
+{% set x = "%s%d" % (part.operand, s) %}
+        {{ some(part) }}{
+{% for c in range(4) %}
+{% if (A_COLUMNS if part.operand == "a" else W_COLUMNS) %}
+            fetched{{ s }}_{{ c }} = {{ along_rows(o, x, "%s + %s_k * 4u + %du" % (k0, x, c)) }};
 {% else %}
-        fetched_w{{ s }}_{{ c }} = {{ along_k(W, "w%d_%d" % (s, c), "%s + w_k%d * 4u" % (k0, s)) }};
+            fetched{{ s }}_{{ c }} = {{ along_k(o, "%s_%d" % (x, c), "%s + %s_k * 4u" % (k0, x)) }};
 {% endif %}
-{% endfor %}{% endfor %}
+{% endfor %}
+        }
+{% endfor %}
+{% endfor %}
 {% endmacro %}
-var<workgroup> tile_a: array<array<array<array<vec4<f32>, {{ TY }}>, {{ TM }}>, {{ K4 }}>, {{ SLICES }}>;
-var<workgroup> tile_w: array<array<array<array<vec4<f32>, {{ TX }}>, {{ NJ }}>, {{ BK }}>, {{ SLICES }}>;
+var<workgroup> tile_a: array<array<array<array<array<vec4<f32>, {{ TY }}>, {{ MI }}>, 4>, {{ K4 }}>, {{ SLICES }}>;
+var<workgroup> tile_w: array<array<array<array<array<vec4<f32>, {{ TX }}>, {{ NJ }}>, 4>, {{ K4 }}>, {{ SLICES }}>;
 {{ functions() }}
 {% if W.quad is defined %}
 {% from "quant/weights.wgsl" import quant_functions, tile_function with context %}
@@ -85,99 +95,131 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
     let group = workgroup.x + workgroup.y * groups.x;
     let m_tiles = ({{ M }} + {{ BM - 1 }}u) / {{ BM }}u;
     let n_tiles = ({{ N }} + {{ BN - 1 }}u) / {{ BN }}u;
-    if (group >= m_tiles * n_tiles{{ " * " ~ BATCH if BATCHED }}) { return; }
+    if (group >= m_tiles * n_tiles{{ " * " ~ BATCH if BATCHED }}{{ " * " ~ SPLITS if SPLIT }}) { return; }
     // Workgroups that run at the same time share columns: w is the large factor.
     let m0 = group % m_tiles * {{ BM }}u;
     let n0 = group / m_tiles % n_tiles * {{ BN }}u;
     let batch = {{ "group / (m_tiles * n_tiles)" if BATCHED else "0u" }};
     let slice = {{ "invocation / %du" % LANES if SLICES > 1 else "0u" }};
     let lane = {{ "invocation %% %du" % LANES if SLICES > 1 else "invocation" }};
-    let tx = lane % {{ TX }}u;
-    let ty = lane / {{ TX }}u;
+    let tx = lane / 2u % 8u{{ " + lane / %du * 8u" % (8 * TY) if TX > 8 }};
+    let ty = lane / 16u % {{ TY // 2 }}u * 2u + lane % 2u;
+{% if SPLIT %}
+    // Of k, from here up to there.
+    let split = group / (m_tiles * n_tiles);
+    let steps = ({{ K }} + {{ BK * SLICES - 1 }}u) / {{ BK * SLICES }}u;
+    let share = (steps + {{ SPLITS }} - 1u) / {{ SPLITS }} * {{ BK * SLICES }}u;
+    let first_k = split * share;
+    let end_k = min({{ K }}, first_k + share);
+{% else %}
+    let first_k = 0u;
+    let end_k = {{ K }};
+{% endif %}
     // What this lane fetches. Rows and columns past the end are read as the last ones.
-{% for s in range(A_LOADS) %}
-    let a_k{{ s }} = (lane + {{ s * LANES }}u) {{ "%% %du" % K4 if A_ALONG_K else "/ %du" % BM }};
-    let a_m{{ s }} = (lane + {{ s * LANES }}u) {{ "/ %du" % K4 if A_ALONG_K else "%% %du" % BM }};
-    let a{{ s }} = {{ at(A, ["batch", "min(m0 + a_m%d, %s - 1u)" % (s, M), ""]) }};
-{% endfor %}
-{% for s in range(W_LOADS) %}
-    let w_k{{ s }} = (lane + {{ s * LANES }}u) {{ "/ %du" % (BN // 4) if W_COLUMNS else "%% %du" % K4 }};
-    let w_n{{ s }} = (lane + {{ s * LANES }}u) {{ "%% %du" % (BN // 4) if W_COLUMNS else "/ %du" % K4 }};
-{% if W_COLUMNS and W.vector %}
-    let w{{ s }} = {{ at(W, ["batch", "min(n0 / 4u + w_n%d, %s / 4u - 1u)" % (s, N), ""]) }};
+{% for slot in SLOTS %}{% set s = loop.index0 %}
+{% for part in slot %}
+{% set a_part = part.operand == "a" %}
+{% set o = A if a_part else W %}
+{% set columns = A_COLUMNS if a_part else W_COLUMNS %}
+{% set quads = (BM if a_part else BN) // 4 %}
+{% set x = "%s%d" % (part.operand, s) %}
+{% set rows, start = (M, "m0") if a_part else (N, "n0") %}
+    let {{ x }}_block = {{ "lane + %du" % (part.first - part.from) if part.first >= part.from
+        else "max(lane, %du) - %du" % (part.from - part.first, part.from - part.first) }};
+    let {{ x }}_k = {{ x }}_block {{ "/ %du" % quads if columns else "%% %du" % K4 }};
+    let {{ x }}_row = {{ x }}_block {{ "%% %du" % quads if columns else "/ %du" % K4 }};
+{% if columns and o.vector %}
+    let {{ x }} = {{ at(o, ["batch", "min(%s / 4u + %s_row, %s / 4u - 1u)" % (start, x, rows), ""]) }};
 {% else %}
 {% for c in range(4) %}
-    let w{{ s }}_{{ c }} = {{ at(W, ["batch", "min(n0 + w_n%d * 4u + %du, %s - 1u)" % (s, c, N), ""]) }};
+    let {{ x }}_{{ c }} = {{ at(o, ["batch", "min(%s + %s_row * 4u + %du, %s - 1u)" % (start, x, c, rows), ""]) }};
 {% endfor %}
 {% endif %}
 {% endfor %}
-{% for s in range(A_LOADS) %}
-    var fetched_a{{ s }}: {{ fetched_type(A) }};
+{% for c in range(4) %}
+    var fetched{{ s }}_{{ c }}: vec4<f32>;
 {% endfor %}
-{% for s in range(W_LOADS) %}{% for c in range(4) %}
-    var fetched_w{{ s }}_{{ c }}: {{ fetched_type(W) }};
-{% endfor %}{% endfor %}
+{% endfor %}
+{% for k in range(K4) %}
+    let tx{{ k }} = tx ^ ({{ turn("%du" % k, TX) }});
+    let ty{{ k }} = ty ^ ({{ turn("%du" % k, TY) }});
+{% endfor %}
 {% for i in range(TM) %}{% for j in range(NJ) %}
     var acc{{ i }}_{{ j }} = vec4<f32>();
 {% endfor %}{% endfor %}
-    let slice_k = slice * {{ BK }}u;
-{{ fetch("slice_k") }}
-    for (var k0 = 0u; k0 < {{ K }}; k0 += {{ BK * SLICES }}u) {
+    let slice_k = {{ "slice * %du" % BK if SLICES > 1 else "0u" }};
+{{ fetch("first_k + slice_k") }}
+    for (var k0 = first_k; k0 < end_k; k0 += {{ BK * SLICES }}u) {
         workgroupBarrier();
-{% for s in range(A_LOADS) %}
-        tile_a[slice][a_k{{ s }}][a_m{{ s }} / {{ TY }}u][a_m{{ s }} % {{ TY }}u] = {{ elements(A, "fetched_a%d" % s) }};
-{% endfor %}
-{% for s in range(W_LOADS) %}
+{% for slot in SLOTS %}{% set s = loop.index0 %}
+{% for part in slot %}
+{% set x = "%s%d" % (part.operand, s) %}
+{% set width = TY if part.operand == "a" else TX %}
+        {{ some(part) }}{
+            let place = ({{ x }}_row % {{ width }}u) ^ ({{ turn(x ~ "_k", width) }});
 {% for c in range(4) %}
-        let row{{ s }}_{{ c }} = {{ elements(W, "fetched_w%d_%d" % (s, c)) }};
-{% endfor %}
-{% for c in range(4) %}
-        tile_w[slice][w_k{{ s }} * 4u + {{ c }}u][w_n{{ s }} / {{ TX }}u][w_n{{ s }} % {{ TX }}u] =
-{% if W_COLUMNS %}
-            row{{ s }}_{{ c }};
+            tile_{{ part.operand }}[slice][{{ x }}_k][{{ c }}][{{ x }}_row / {{ width }}u][place] =
+{% if (A_COLUMNS if part.operand == "a" else W_COLUMNS) %}
+                fetched{{ s }}_{{ c }};
 {% else %}
-            vec4<f32>({% for d in range(4) %}row{{ s }}_{{ d }}[{{ c }}]{{ ", " if not loop.last }}{% endfor %});
+                vec4<f32>({% for d in range(4) %}fetched{{ s }}_{{ d }}[{{ c }}]{{ ", " if not loop.last }}{% endfor %});
 {% endif %}
-{% endfor %}{% endfor %}
+{% endfor %}
+        }
+{% endfor %}
+{% endfor %}
         workgroupBarrier();
         let next = k0 + {{ BK * SLICES }}u;
-        if (next < {{ K }}) {
+        if (next < end_k) {
 {{ fetch("next + slice_k") }}
         }
-{% for k in range(K4) %}
+{% for k in range(K4) %}{% for c in range(4) %}
         {
-{% for i in range(TM) %}
-            let x{{ i }} = tile_a[slice][{{ k }}][{{ i }}][ty];
+{% for i in range(MI) %}
+            let x{{ i }} = tile_a[slice][{{ k }}][{{ c }}][{{ i }}][ty{{ k }}];
 {% endfor %}
-{% for c in range(4) %}{% for j in range(NJ) %}
-            let y{{ c }}_{{ j }} = tile_w[slice][{{ k * 4 + c }}][{{ j }}][tx];
-{% for i in range(TM) %}
-            acc{{ i }}_{{ j }} += x{{ i }}[{{ c }}] * y{{ c }}_{{ j }};
+{% for j in range(NJ) %}
+            let y{{ j }} = tile_w[slice][{{ k }}][{{ c }}][{{ j }}][tx{{ k }}];
 {% endfor %}
+{% for j in range(NJ) %}{% for i in range(TM) %}
+            acc{{ i }}_{{ j }} += x{{ i // 4 }}[{{ i % 4 }}] * y{{ j }};
 {% endfor %}{% endfor %}
         }
-{% endfor %}
+{% endfor %}{% endfor %}
     }
 {% if SLICES > 1 %}
-    // The first slice adds up the others' sums, as many rows at a time as tile_w holds.
-{% set rows = [TM, BK // TY] | min %}
-{% for first in range(0, TM, rows) %}
+    // The first slice adds up the others' sums, as many at a time as tile_w holds.
+{% set sums = [] %}
+{% for i in range(TM) %}{% for j in range(NJ) %}{{ sums.append("acc%d_%d" % (i, j)) or "" }}{% endfor %}{% endfor %}
+
+{% set room = BK * NJ // TY %}
+{% for t in range(room if room < TM * NJ else TM * NJ) %}
+    let cell{{ t }} = {{ t * TY }}u + ty;
+{% endfor %}
+{% for group in sums | batch(room) %}
     workgroupBarrier();
-{% for i in range(first, [TM, first + rows] | min) %}{% for j in range(NJ) %}
-    tile_w[slice][{{ (i - first) * TY }}u + ty][{{ j }}][tx] = acc{{ i }}_{{ j }};
+{% for acc in group %}{% set cell = "cell%d" % loop.index0 %}
+    tile_w[slice][{{ cell }} / {{ 4 * NJ }}u][{{ cell }} / {{ NJ }}u % 4u][{{ cell }} % {{ NJ }}u][tx] = {{ acc }};
+{% endfor %}
+    workgroupBarrier();
+{% for acc in group %}{% set cell = "cell%d" % loop.index0 %}{% for o in range(1, SLICES) %}
+    {{ acc }} += tile_w[{{ o }}][{{ cell }} / {{ 4 * NJ }}u][{{ cell }} / {{ NJ }}u % 4u][{{ cell }} % {{ NJ }}u][tx];
 {% endfor %}{% endfor %}
-    workgroupBarrier();
-{% for i in range(first, [TM, first + rows] | min) %}{% for j in range(NJ) %}{% for o in range(1, SLICES) %}
-    acc{{ i }}_{{ j }} += tile_w[{{ o }}][{{ (i - first) * TY }}u + ty][{{ j }}][tx];
-{% endfor %}{% endfor %}{% endfor %}
 {% endfor %}
     if (slice != 0u) { return; }
 {% endif %}
 {% for i in range(TM) %}
-    if (m0 + ty + {{ i * TY }}u < {{ M }}) {
-        let m = m0 + ty + {{ i * TY }}u;
-        let row = (batch * {{ M }} + m) * {{ OUT_N }};
+    if (m0 + ty * 4u + {{ i // 4 * 4 * TY + i % 4 }}u < {{ M }}) {
+        let m = m0 + ty * 4u + {{ i // 4 * 4 * TY + i % 4 }}u;
         var n = n0 + tx * 4u;
+{% if SPLIT %}
+        let row = (split * {{ M }} + m) * (({{ N }} + 3u) / 4u);
+{% for j in range(NJ) %}
+        if (n < {{ N }}) { partial[row + n / 4u] = acc{{ i }}_{{ j }}; }
+        n += {{ 4 * TX }}u;
+{% endfor %}
+{% else %}
+        let row = (batch * {{ M }} + m) * {{ OUT_N }};
 {% for j in range(NJ) %}
 {% if PAIRS %}
 {% for c in (0, 2) %}
@@ -205,6 +247,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {% endif %}
         n += {{ 4 * TX }}u;
 {% endfor %}
+{% endif %}
     }
 {% endfor %}
 }

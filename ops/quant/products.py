@@ -9,7 +9,7 @@ from functools import partial
 from executorch_wgpu.ops.builder import Builder, DispatchSpec, Number, RouteSpec, linear_grid
 from executorch_wgpu.ops.elementwise.pointwise import materialize
 from executorch_wgpu.ops.matmul.after_norm import AfterNorm
-from executorch_wgpu.ops.matmul.gemm import ENOUGH_GROUPS, LARGE, SMALL, TileConfig, tiles
+from executorch_wgpu.ops.matmul.gemm import Factor, Variant, as_list, gemm_dispatches, variants
 from executorch_wgpu.ops.matmul.one_row import one_row_dispatch
 from executorch_wgpu.ops.matmul.pieces import whole_limits
 from executorch_wgpu.ops.matmul.problem import (
@@ -71,13 +71,14 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Choice:
-    """A kernel, when it applies and what makes its dispatch. ``norms``: it takes ``a`` before the
-    problem's norm."""
+    """A kernel, when it applies and what makes its dispatch or dispatches, with ``pieces`` for a
+    piece of the weight too. ``norms``: it takes ``a`` before the problem's norm."""
 
     name: str
     guard: Scalar
-    make: Callable[[_Rows], DispatchSpec]
+    make: Callable[[_Rows], DispatchSpec | list[DispatchSpec]]
     norms: bool = False
+    pieces: bool = True
 
 
 def emit_product(
@@ -116,9 +117,9 @@ def emit_product(
         if most <= limit:
             break
     if most > _GEMV_LIMITS[-1][0]:
-        enough = less_equal(ENOUGH_GROUPS, tiles(whole.problem, LARGE))
-        choices.append(_Choice("gemm_large", enough, partial(_gemm, b, config=LARGE)))
-        choices.append(_Choice("gemm_small", 1, partial(_gemm, b, config=SMALL)))
+        for variant in variants(problem):
+            many = partial(_gemm, b, variant=variant)
+            choices.append(_Choice(variant.name, variant.guard, many, pieces=not variant.split))
     _emit_routes(b, whole, choices)
 
 
@@ -132,16 +133,18 @@ def _emit_routes(b: Builder, whole: _Rows, choices: Sequence[_Choice]) -> None:
     routes = []
     for c in choices:
         first, problem = after.of(c.norms)
-        dispatch = c.make(_Rows(problem, weight))
-        routes.append(RouteSpec(c.name, [*first, dispatch], c.guard, limits=limits))
+        made = as_list(c.make(_Rows(problem, weight)))
+        routes.append(RouteSpec(c.name, [*first, *made], c.guard, limits=limits))
     for c in choices if pieces else ():
+        if not c.pieces:
+            continue
         first, problem = after.of(c.norms)
-        parts = []
+        parts: list[DispatchSpec] = []
         for piece in pieces or ():
             part = weight.of_piece(piece)
             rows = _rows_of(part)
             of_piece = replace(problem, w=rows, first=piece.first, piece_of=problem.w)
-            parts.append(c.make(_Rows(of_piece, part)))
+            parts += as_list(c.make(_Rows(of_piece, part)))
         routes.append(RouteSpec(f"{c.name}_pieces", [*first, *parts], c.guard))
     b.step(*routes)
 
@@ -219,44 +222,13 @@ def _gemv(b: Builder, rows: _Rows, m_tile: int) -> DispatchSpec:
     )
 
 
-def _gemm(b: Builder, rows: _Rows, config: TileConfig) -> DispatchSpec:
+def _gemm(b: Builder, rows: _Rows, variant: Variant) -> list[DispatchSpec]:
     problem, weight = rows.problem, rows.weight
-    a = Operand("a", problem.a, 2 if is_vector(problem.a, 2) else None)
-    params: dict[str, Number] = {"M": problem.m, "N": problem.n, "K": weight.k}
-    reads = {**weight.reads(), "a": a.bind}
-    described, quant = a.describe(params), weight.describe(params)
-    epilogue = describe_epilogue(problem, params, reads)
-    vector = problem.n % 4 == 0 and problem.out_n % 4 == 0 and not problem.epilogue.pairs
-    vector = vector and problem.out.storage.size_bytes >= 16
-    rows_of_w = {"name": "", "at": "", "strides": [None, "", None], "vector": False}
-    return b.dispatch(
-        "matmul/gemm.wgsl",
-        f"{problem.name}_{weight.kind}_gemm_{config.bm}x{config.bn}",
-        reads=reads,
-        writes={"out": bind_out(problem, vector)},
-        params=params,
-        consts={
-            "A": described,
-            "W": {**rows_of_w, "quad": "weight_quad"},
-            "Q": quant,
-            "A_ALONG_K": True,
-            "W_COLUMNS": False,
-            "K_EDGE": weight.k % (config.bk * config.slices) != 0,
-            "OUT_VECTOR": vector,
-            "TX": config.tx,
-            "TY": config.ty,
-            "TM": config.tm,
-            "TN": config.tn,
-            "BK": config.bk,
-            "SLICES": config.slices,
-            **epilogue,
-        },
-        grid=linear_grid(tiles(problem, config)),
-        workgroup=(config.tx * config.ty * config.slices,),
-        workgroup_bytes=config.workgroup_bytes,
-        bytes=weight.bytes + touched_bytes([problem.a, problem.out, *problem.epilogue.operands]),
-        flops=problem.flops,
-    )
+    params: dict[str, Number] = {}
+    w = {"name": "", "at": "", "strides": [None, "", None], "vector": False, "quad": "weight_quad"}
+    consts = {"W": w, "Q": weight.describe(params)}
+    factor = Factor(weight.reads(), params, consts, f"_{weight.kind}", weight.bytes)
+    return gemm_dispatches(b, problem, variant, factor)
 
 
 # -- 8-bit activations ---------------------------------------------------------------------------

@@ -46,6 +46,10 @@ def test_tint_compiles_every_variant(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     c.output(*c.call("aten.linear.default", args, [(x.dtype, (m, 260))]))
     programs.append(c.lower().program)
+    for k in (512, 515):  # parts of k
+        c = Chain()
+        product(c, 1, c.int_input("M", 1, 200), 35, k, "kk")
+        programs.append(c.lower().program)
     sources = tint.sources_of(*programs)
     assert len({source.wgsl for source in sources}) > 50
     errors = tint.validate(sources)

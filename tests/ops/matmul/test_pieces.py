@@ -32,7 +32,7 @@ def test_linear_in_pieces(device: Any, monkeypatch: pytest.MonkeyPatch, n: int, 
     routes = graph.program.steps[-1].routes
     whole = [route for route in routes if route.limits]
     assert whole and all(len(route.dispatches) == 1 for route in whole)
-    assert routes[-1].name == "gemm_small_pieces" and len(routes[-1].dispatches) > 1
+    assert routes[-1].name == "gemm_pieces" and len(routes[-1].dispatches) > 1
     sizes = [buffer.size for buffer in graph.program.buffers]
     for route in routes:
         if not route.limits:

@@ -99,20 +99,20 @@ def test_more_workgroups_than_one_dimension_holds(device: Any) -> None:
     assert_close(y, golden)
 
 
-def test_large_and_small_tiles(device: Any) -> None:
-    """The result decides which tiles: 70 large ones fill a device."""
-    n, k = 1090, 70
+def test_who_splits_k(device: Any) -> None:
+    """Few rows have small tiles; few tiles, up to 192, have their k split between workgroups."""
+    n, k = 1090, 512
     c = Chain()
-    m = c.int_input("M", 1, 600)
+    m = c.int_input("M", 1, 700)
     x = c.input("x", (m, k))
     w = weight(n, k)
     args = {"input": x, "weight": c.constant(w), "bias": None}
     c.output(*c.call("aten.linear.default", args, [(x.dtype, (m, n))]))
     graph = c.graph(device)
     names = [route.name for route in graph.program.steps[-1].routes]
-    assert names[-2:] == ["gemm_large", "gemm_small"]
-    data = normal(600, k)
-    run_rows(graph, data, data.double() @ w.double().T, (64, 192, 256, 257, 600))
+    assert names[-3:] == ["gemm_short", "gemm_split", "gemm"]
+    data = normal(700, k)
+    run_rows(graph, data, data.double() @ w.double().T, (32, 33, 640, 641, 700))
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(3, 4, 0), (0, 4, 8), (4, 0, 8), (70, 3, 0)])
