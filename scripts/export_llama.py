@@ -57,7 +57,9 @@ _DTYPES = click.Choice(["f32", "f16", "bf16"])
     "activations), keep (a GGUF file's blocks as they are) or none. Default: keep without --dtype.",
 )
 @click.option(
-    "--embedding-quantize", metavar="SCHEME", help="Of the embedding table: 4:32, 8, keep, none."
+    "--embedding-quantize",
+    metavar="SCHEME",
+    help="Of the embedding table: 4:32, 8, keep or none. Default: keep without --dtype.",
 )
 @click.option("--all-logits", is_flag=True, help="The logits of every token, for eval.")
 @click.option(
@@ -89,7 +91,7 @@ def export_llama(
         raise click.UsageError("--checkpoint and --params go together")
     if out.suffix != ".pte":
         raise click.UsageError(f"--out {out}: the name of a .pte file ends in .pte")
-    default = "keep" if dtype is None and quantize is None else "none"
+    default = "keep" if dtype is None else "none"
     from executorch_wgpu.scripts.progress import Progress
 
     with Progress() as progress:
