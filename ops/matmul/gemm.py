@@ -235,10 +235,11 @@ def gemm_dispatches(
     splits = splits_of(problem, config)
     params["SPLITS"] = splits
     quads = -(-upper_bound(problem.n) // 4)
-    # No more than the guard lets through: rows times columns of FEW tiles.
+    # No more than the guard lets through: rows and columns of FEW tiles; parts of FULL in all.
     rows = min(upper_bound(problem.m), FEW // -(-upper_bound(problem.n) // config.bn) * config.bm)
-    most = min(MAX_SPLITS, upper_bound(splits))
-    partial = b.empty((most, max(1, rows), 4 * quads), DType.F32, "matmul_partial")
+    most = min(MAX_SPLITS, upper_bound(splits)) * max(1, rows) * 4 * quads
+    most = min(most, FULL * config.bm * config.bn)
+    partial = b.empty((most,), DType.F32, "matmul_partial")
     written = 16 * splits * problem.m * quads
     no_epilogue = {
         "OUT_VECTOR": True,
