@@ -1,6 +1,6 @@
 """Runs ExecuTorch's operator tests through our delegate, and makes the table of what came of it.
 
-scripts/conformance [--filter abs] [--table docs/CONFORMANCE.md]
+scripts/conformance [--filter abs] [--table docs/CONFORMANCE.md --summary README.md]
 """
 
 from __future__ import annotations
@@ -103,15 +103,22 @@ def summarize(
     return dict(sorted(lines.items()))
 
 
-def markdown(lines: dict[str, Line]) -> str:
-    """The table, with a sum above it."""
+def summary(lines: dict[str, Line]) -> str:
+    """The sums, as a sentence or three."""
     total = sum(lines.values(), Line())
-    text = [
+    return (
         f"{total.passed} tests pass: {total.whole} delegated as a whole, {total.part} in part, "
         f"{total.none} with nothing delegated. {len(total.worse)} fail that pass with nothing "
         f"delegated. {total.neither} fail either way, and {total.skipped} are skipped by the "
         "suite: nearly all of them for an operator that ExecuTorch has no CPU kernel for and we "
-        "no lowering.",
+        "no lowering."
+    )
+
+
+def markdown(lines: dict[str, Line]) -> str:
+    """The table, with the sums above it."""
+    text = [
+        summary(lines),
         "",
         "| tests of | pass | delegated | in part | on CPU | fail | fail either way | skipped "
         "| left on the CPU |",
@@ -125,8 +132,8 @@ def markdown(lines: dict[str, Line]) -> str:
     return "\n".join(text)
 
 
-def write_table(path: Path, table: str) -> None:
-    """Puts the table between the marks of a Markdown file.
+def write_between(path: Path, content: str) -> None:
+    """Puts ``content`` between the marks of a Markdown file.
 
     Raises ValueError where the marks are missing."""
     begin, end = "<!-- conformance: begin -->", "<!-- conformance: end -->"
@@ -134,12 +141,14 @@ def write_table(path: Path, table: str) -> None:
     if begin not in text or end not in text:
         raise ValueError(f"{path} has no {begin} ... {end}")
     before, after = text.split(begin)[0], text.split(end)[1]
-    path.write_text(f"{before}{begin}\n{table}\n{end}{after}")
+    path.write_text(f"{before}{begin}\n{content}\n{end}{after}")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--filter", "pattern", help="Only tests that match, as pytest -k understands it.")
 @click.option("--table", type=click.Path(path_type=Path), help="Markdown file for the table.")
+@click.option("--summary", "sums", type=click.Path(path_type=Path), help="One for the sums alone.")
+@click.option("--reuse", is_flag=True, help="Run nothing: tables of the last run's results.")
 @click.option(
     "--results",
     type=click.Path(path_type=Path),
@@ -149,7 +158,12 @@ def write_table(path: Path, table: str) -> None:
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def main(
-    pattern: str | None, table: Path | None, results: Path, arguments: tuple[str, ...]
+    pattern: str | None,
+    table: Path | None,
+    sums: Path | None,
+    reuse: bool,
+    results: Path,
+    arguments: tuple[str, ...],
 ) -> None:
     """Run ExecuTorch's operator tests through our delegate. ARGUMENTS go to pytest.
 
@@ -158,10 +172,11 @@ def main(
     results = results.absolute()
     results.mkdir(parents=True, exist_ok=True)
     ours, alone = results / "wgpu.jsonl", results / "portable.jsonl"
-    run_suite("wgpu", pattern, ours, arguments)
+    if not reuse:
+        run_suite("wgpu", pattern, ours, arguments)
+        alone.write_text("")
     failed = [row for row in read_rows(ours) if row["result"] == "fail"]
-    alone.write_text("")
-    if failed:
+    if failed and not reuse:
         click.echo(f"{len(failed)} failed; the same with nothing delegated:", err=True)
         names = {row["test"].split("::")[1].split("[")[0] for row in failed}
         run_suite("portable", " or ".join(sorted(names)), alone, arguments)
@@ -169,7 +184,9 @@ def main(
     text = markdown(lines)
     click.echo(text)
     if table is not None:
-        write_table(table, text)
+        write_between(table, text)
+    if sums is not None:
+        write_between(sums, summary(lines))
     worse = {test for line in lines.values() for test in line.worse}
     for row in failed:
         if row["test"] in worse:
