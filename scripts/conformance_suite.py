@@ -110,8 +110,8 @@ def summary(lines: dict[str, Line]) -> str:
         f"{total.passed} tests pass: {total.whole} delegated as a whole, {total.part} in part, "
         f"{total.none} with nothing delegated. {len(total.worse)} fail that pass with nothing "
         f"delegated. {total.neither} fail either way, and {total.skipped} are skipped by the "
-        "suite: nearly all of them for an operator that ExecuTorch has no CPU kernel for and we "
-        "no lowering."
+        "suite: tests that it has switched off, and those with an operator left over that it knows "
+        "ExecuTorch to have no CPU kernel for."
     )
 
 
