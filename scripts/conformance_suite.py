@@ -107,7 +107,7 @@ def summary(lines: dict[str, Line]) -> str:
     """The sums, as a sentence or three."""
     total = sum(lines.values(), Line())
     return (
-        f"{total.passed} tests pass: {total.whole} delegated as a whole, {total.part} in part, "
+        f"{total.passed} cases pass: {total.whole} delegated as a whole, {total.part} in part, "
         f"{total.none} with nothing delegated. {len(total.worse)} fail that pass with nothing "
         f"delegated. {total.neither} fail either way, and {total.skipped} are skipped by the "
         "suite: tests that it has switched off, and those with an operator left over that it knows "

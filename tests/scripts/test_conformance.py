@@ -39,7 +39,7 @@ def test_lines_tell_ours_from_theirs():
     assert line.on_cpu == {"aten::conv"}
     assert (lines["exp"].whole, lines["exp"].neither, lines["exp"].worse) == (1, 1, ["exp::f"])
     text = suite.markdown(lines)
-    assert text.startswith("4 tests pass: 2 delegated as a whole, 1 in part, 1 with nothing")
+    assert text.startswith("4 cases pass: 2 delegated as a whole, 1 in part, 1 with nothing")
     assert "| abs | 3 | 1 | 1 | 1 | 0 | 0 | 1 | `conv` |" in text.splitlines()
 
 
