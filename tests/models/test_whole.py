@@ -22,6 +22,7 @@ from executorch_wgpu.runtime.errors import InvalidInputError
 from executorch_wgpu.runtime.generate import TextGenerator
 from executorch_wgpu.scripts.bench_llama import memory
 from executorch_wgpu.scripts.cli import main
+from executorch_wgpu.scripts.describe import dispatches_at
 from executorch_wgpu.scripts.perplexity import perplexity
 from executorch_wgpu.scripts.recipes import pte, whole
 from executorch_wgpu.scripts.text import TextBundle, load_text
@@ -135,6 +136,11 @@ def test_the_file(exported: Any) -> None:
     with PteFile.open(path) as file:
         for name in whole.METHODS:
             assert file.method(name).sole_delegate() is not None
+    # A decode step: nine a layer at the most, embedding, norm, head, and the token's choice.
+    for name, others in (("forward", 3), ("generate", 4)):
+        listed = program.dispatch_list(name)
+        smallest = [symint.lo for symint in listed.symints]
+        assert len(dispatches_at(listed, smallest)) <= 2 * 9 + others
     inputs = program.metadata("generate").inputs
     assert [info.dtype for info in inputs] == ["int64"] * 2 + ["float32"] * 2 + ["int64"] * 2
     text = load_text(path)
