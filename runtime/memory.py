@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from .errors import OutOfDeviceMemoryError, gpu_errors, is_out_of_memory
+from .errors import InvalidInputError, OutOfDeviceMemoryError, gpu_errors, is_out_of_memory
 
 #: Buffers that messages name.
 _SHOWN = 5
@@ -64,9 +64,10 @@ class Ledger:
 
     def __str__(self) -> str:
         items = self.items()
+        plural = "" if len(items) == 1 else "s"
         return (
             f"this process holds {human_bytes(sum(size for _, size in items))} in {len(items)} "
-            f"buffers on {self.where}; the largest: {largest_of(items)}"
+            f"buffer{plural} on {self.where}; the largest: {largest_of(items)}"
         )
 
 
@@ -118,14 +119,14 @@ def memory_limit(device: Any, asked: int | None = None) -> int | None:
     (its driver promises more than there is, and the system would end the process), else None.
 
     Raises:
-        OutOfDeviceMemoryError: the environment's value is no number of bytes.
+        InvalidInputError: the environment's value is no number of bytes.
     """
     if asked is not None:
         return asked
     text = os.environ.get("EXECUTORCH_WGPU_MAX_BYTES", "")
     if text:
         if not text.isdecimal():
-            raise OutOfDeviceMemoryError(
+            raise InvalidInputError(
                 f"EXECUTORCH_WGPU_MAX_BYTES is '{text}', expected a number of bytes"
             )
         return int(text)

@@ -38,7 +38,7 @@ class StepLoop:
     def __init__(self, method: Method, depth: int = 2) -> None:
         if not 1 <= depth <= MAX_IN_FLIGHT:
             raise InvalidInputError(
-                f"{method.name}: {depth} steps in flight; 1 to {MAX_IN_FLIGHT} can be"
+                f"{method.name}: depth {depth}: 1 to {MAX_IN_FLIGHT} steps can be in flight"
             )
         self.method, self.depth = method, depth
         self._flight: deque[tuple[Step, PendingCall]] = deque()

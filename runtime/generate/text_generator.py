@@ -173,7 +173,10 @@ class TextGenerator:
         """Not from within a callback of a generation that runs."""
         with self._lock:
             if self._busy:
-                raise InvalidInputError(f"{what}: the generator is generating; fork it")
+                raise InvalidInputError(
+                    f"{what}: the generator is in the middle of a text; wait for its end, or work "
+                    "with a fork()"
+                )
             self._forget_if_moved()
             self._busy = True
             try:

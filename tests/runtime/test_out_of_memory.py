@@ -14,7 +14,7 @@ from programs import accumulator, chain
 from pte_files import MethodSpec, delegated, write_pte
 from test_load import with_constant
 
-from executorch_wgpu.runtime import OutOfDeviceMemoryError, Runtime
+from executorch_wgpu.runtime import InvalidInputError, OutOfDeviceMemoryError, Runtime
 from executorch_wgpu.runtime.device import is_native, request_device
 from executorch_wgpu.runtime.graph import WebGPUGraph
 from executorch_wgpu.runtime.memory import human_bytes, ledger_of, memory_limit
@@ -78,7 +78,7 @@ def test_a_limit_is_compared_before_anything_is_allocated(monkeypatch: pytest.Mo
     with pytest.raises(OutOfDeviceMemoryError, match=r"1\.0 MiB may be used in all"):
         WebGPUGraph(device, chain(3, 1 << 20), label="big")
     monkeypatch.setenv("EXECUTORCH_WGPU_MAX_BYTES", "1 GB")
-    with pytest.raises(OutOfDeviceMemoryError, match="is '1 GB', expected a number of bytes"):
+    with pytest.raises(InvalidInputError, match="is '1 GB', expected a number of bytes"):
         WebGPUGraph(device, chain(1, 4))
     assert graph.execute(ARGS)[0][0] == 2.0
 

@@ -80,7 +80,7 @@ def test_drain(device: Any) -> None:
 def test_depth(device: Any) -> None:
     method = adder(device)
     for depth in (0, 4):
-        with pytest.raises(InvalidInputError, match=f"forward: {depth} steps in flight; 1 to 3"):
+        with pytest.raises(InvalidInputError, match=f"forward: depth {depth}: 1 to 3 steps"):
             StepLoop(method, depth)
     flight = [method.submit([np.ones(8, np.float32), POS]) for _ in range(3)]
     with pytest.raises(WgpuDelegateError, match="3 steps are in flight; collect the oldest"):

@@ -226,7 +226,7 @@ def test_from_within_a_callback(device: Any) -> None:
         forks.append(text.fork())
         assert text.snapshot().token_ids == tuple(text.cached_ids)
         for refused in (lambda: text.generate("A"), text.reset):
-            with pytest.raises(InvalidInputError, match="is generating; fork it"):
+            with pytest.raises(InvalidInputError, match="in the middle of a text; wait"):
                 refused()
 
     result = text.generate(PROMPT, 20, stream=look, ignore_eos=True)
@@ -391,7 +391,7 @@ def test_refusals(device: Any) -> None:
         "top_p 0": lambda: text.generate("A", 1, top_p=0.0),
         "top_k -1": lambda: text.generate("A", 1, top_k=-1),
         "needs a tokenizer": lambda: generator(device).generate("A"),
-        "4 steps in flight; 1 to 3": lambda: generator(device, depth=4),
+        "depth 4: 1 to 3 steps can": lambda: generator(device, depth=4),
         "takes 1 to 8 tokens": lambda: generator(device, prefill_chunk=9),
         r"the tokenizer list has no encode\(\)": lambda: generator(device, tokenizer=[]),
     }.items():
