@@ -253,8 +253,8 @@ def test_a_killed_process_leaves_the_cache_usable(kills: int, tmp_path: Path) ->
 
 
 def test_processes_share_a_cache(tmp_path: Path) -> None:
-    """Four at once find it empty; all go well and agree on one file."""
-    processes = [start(tmp_path) for _ in range(4)]
+    """Two at once find it empty; both go well and agree on one file."""
+    processes = [start(tmp_path) for _ in range(2)]
     said = {tuple(finish(process)) for process in processes}
     assert len(said) == 1 and said.pop()[:2] == ("ready", "1.0")
     assert len(list((tmp_path / "guard").glob("*"))) in (0, 1)
