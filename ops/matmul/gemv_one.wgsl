@@ -1,9 +1,9 @@
 {# One row of a times w, for decode: LANES lanes hold their share of the row in registers and walk R
    rows of w with it, so that a weight costs little more than its product. SLICES such groups make a
-   workgroup, which takes BLOCKS times as many rows. Then the lanes' sums are added up.
+   workgroup. Then the lanes' sums are added up.
 
    A load of w, a unit, meets XQ vec4 of a; a lane takes U units at once, LANES apart, CHUNKS times.
-   UNITS: of a row. Where CHUNKS is more than one, a row of a is read again with each block.
+   UNITS: of a row.
    UNIT_EDGE: some lane's unit is past the end. K_EDGE: the last unit reaches past K. PAIRS: two rows
    of w, side by side, give one element of the result; R is even.
 
@@ -49,7 +49,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
         @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {
     let group = workgroup.x + workgroup.y * groups.x;
-    if (group >= ({{ N }} + {{ SLICES * R * BLOCKS - 1 }}u) / {{ SLICES * R * BLOCKS }}u) { return; }
+    if (group >= ({{ N }} + {{ SLICES * R - 1 }}u) / {{ SLICES * R }}u) { return; }
     let slice = {{ "lane / %du" % LANES if SLICES > 1 else "0u" }};
     let first = {{ "lane %% %du" % LANES if SLICES > 1 else "lane" }};
     let batch = 0u;
@@ -113,50 +113,31 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
             sum{{ r }} += {{ "%s_quad(%s)" % (W.codec, words) if W.codec else words }} * x{{ u }}_0;
 {% endif %}
 {% endmacro %}
-{# Rows r of the block from n_first on. Rows past the end are read as the last row, and not stored. #}
+{# Rows from n_first on. Rows past the end are read as the last row, and not stored. #}
 {% macro open_rows() %}
 {% for r in range(R) %}
         let n{{ r }} = min(n_first + {{ r }}u, {{ N }} - 1u);
         let w{{ r }} = {{ "n%d * (%s / 4u)" % (r, WORDS) if Q else at(W, ["", "n%d" % r, ""]) }};
 {% endfor %}
 {% endmacro %}
-{% if CHUNKS == 1 %}
 {% if NORM %}
     var squares = 0.0;
 {% endif %}
-    let chunk = first;
-{% for u in range(U) %}
-    let unit{{ u }} = {{ unit(u) }};
-{{ fetch_row(u) }}
-{% endfor %}
-{% endif %}
-{% if BLOCKS > 1 %}
-    for (var block = 0u; block < {{ BLOCKS }}u; block += 1u) {
-        let n_first = ((group * {{ BLOCKS }}u + block) * {{ SLICES }}u + slice) * {{ R }}u;
-{% else %}
-    {
-        let n_first = (group * {{ SLICES }}u + slice) * {{ R }}u;
-{% endif %}
+    let n_first = (group * {{ SLICES }}u + slice) * {{ R }}u;
 {{ open_rows() }}
 {% for r in range(R) %}
-        var sum{{ r }} = {{ "0.0" if Q else "vec4<f32>()" }};
+    var sum{{ r }} = {{ "0.0" if Q else "vec4<f32>()" }};
 {% endfor %}
-{% if CHUNKS == 1 %}
-{% for u in range(U) %}{% for r in range(R) %}
-        let load{{ u }}_{{ r }} = {{ fetch(u, r) }};
-{% endfor %}{% endfor %}
-{% for u in range(U) %}{% for r in range(R) %}
-{{ multiply(u, r, "load%d_%d" % (u, r)) }}
-{% endfor %}{% endfor %}
+{% if CHUNKS > 1 %}
+    for (var chunk = first; chunk < {{ CHUNKS * LANES * U }}u; chunk += {{ LANES * U }}u) {
 {% else %}
-{% if NORM %}
-        var squares = 0.0;
+    {
+        let chunk = first;
 {% endif %}
-        for (var chunk = first; chunk < {{ CHUNKS * LANES * U }}u; chunk += {{ LANES * U }}u) {
 {% for u in range(U) %}
-            let unit{{ u }} = {{ unit(u) }};
+        let unit{{ u }} = {{ unit(u) }};
 {% for r in range(R) %}
-            let load{{ u }}_{{ r }} = {{ fetch(u, r) }};
+        let load{{ u }}_{{ r }} = {{ fetch(u, r) }};
 {% endfor %}
 {% endfor %}
 {% for u in range(U) %}
@@ -165,8 +146,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {{ multiply(u, r, "load%d_%d" % (u, r)) }}
 {% endfor %}
 {% endfor %}
-        }
-{% endif %}
+    }
 {% for r in range(R) %}
     partial[(slice * {{ SUMS }}u + {{ r }}u) * {{ PITCH }}u + first] = {{ "sum%d" % r if Q else "sum%d.x + sum%d.y + sum%d.z + sum%d.w" % (r, r, r, r) }};
 {% endfor %}
@@ -202,9 +182,5 @@ partial[(slice * {{ SUMS }}u + {{ sum }}) * {{ PITCH }}u + {{ part }}u]{{ " + " 
         let total{{ o }} = {{ "root * " if NORM }}({{ total("first * %du + %du" % (GROUP_ROWS, o)) }});
 {% endfor %}
         {{ store("n", "finish(total0, %sbatch, m, n)" % ("total1, " if PAIRS else "")) }}
-    }
-{% if BLOCKS > 1 %}
-    workgroupBarrier();
-{% endif %}
     }
 }

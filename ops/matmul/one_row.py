@@ -24,13 +24,12 @@ from executorch_wgpu.ops.tensor import touched_bytes
 @dataclass(frozen=True)
 class OneRowConfig:
     """``lanes`` (a power of two) share a row of ``w``, ``unroll`` loads of each at a time, and walk
-    ``rows`` rows together, ``blocks`` times; ``slices`` such groups make a workgroup."""
+    ``rows`` rows together; ``slices`` such groups make a workgroup."""
 
     lanes: int
     rows: int
     slices: int
     unroll: int
-    blocks: int = 1
 
     @staticmethod
     def choose(units: int, n: int, quads: int, group: int = 1) -> OneRowConfig:
@@ -40,14 +39,11 @@ class OneRowConfig:
             # Rows too short for a workgroup: several share it.
             lanes = max(8, 1 << max(units - 1, 0).bit_length())
             return OneRowConfig(lanes, max(2, group), max(1, 64 // lanes), 1)
-        lanes = min(1 << units.bit_length() - 1, 128 if quads == 1 else 256)
-        # A load of many elements is few loads a row, and work on each: more rows share the lanes.
-        rows = 2 if quads <= 2 else 8 if n >= 65536 else 4
-        unroll = min(4 if quads <= 2 else 1, units // lanes)
-        # The row is fetched and normed once for all blocks, as long as a device stays busy.
-        whole = units <= lanes * unroll
-        blocks = next(b for b in (4, 2, 1) if b == 1 or (whole and n // (rows * b) >= 1024))
-        return OneRowConfig(lanes, rows, 1, unroll, blocks)
+        # A load of many elements is few loads a row, and work on each: more lanes share it, and
+        # more rows share what they hold. Where there are many rows, workgroups take more of them.
+        lanes = min(1 << units.bit_length() - 1, 128 if quads <= 2 else 256)
+        rows = (2 if quads <= 2 else 4) * (2 if n >= 8192 else 1)
+        return OneRowConfig(lanes, rows, 1, min(4 if quads <= 2 else 1, units // lanes))
 
 
 def dense_unit(problem: Problem) -> int | None:
@@ -84,7 +80,6 @@ def one_row_dispatch(
     config = config or OneRowConfig.choose(units, upper_bound(problem.n), quads, problem.group)
     lanes, per_chunk = config.lanes, config.lanes * config.unroll
     chunks = -(-units // per_chunk)
-    per_group = config.rows * config.slices * config.blocks
     params |= {"N": problem.n, "K": k, "UNITS": units}
     a = Operand("a", problem.a, 2)
     reads["a"] = a.bind
@@ -121,12 +116,11 @@ def one_row_dispatch(
             "U": config.unroll,
             "XQ": quads,
             "CHUNKS": chunks,
-            "BLOCKS": config.blocks,
             "UNIT_EDGE": units % per_chunk != 0,
             "K_EDGE": k % unit != 0,
             **epilogue,
         },
-        grid=linear_grid(ceil_div(problem.n, per_group) * problem.m),
+        grid=linear_grid(ceil_div(problem.n, config.rows * config.slices) * problem.m),
         workgroup=(lanes * config.slices,),
         workgroup_bytes=4 * config.slices * sums * (lanes + 8),
         bytes=bytes,

@@ -127,9 +127,9 @@ def test_subnormal_scales(device):
 
 CONFIGS = [
     OneRowConfig(8, 2, 8, 1),
-    OneRowConfig(16, 4, 4, 2, blocks=3),
-    OneRowConfig(64, 2, 1, 4, blocks=2),
-    OneRowConfig(128, 8, 1, 1, blocks=4),
+    OneRowConfig(16, 4, 4, 2),
+    OneRowConfig(64, 2, 1, 4),
+    OneRowConfig(128, 8, 1, 1),
     OneRowConfig(256, 2, 1, 2),
 ]
 
