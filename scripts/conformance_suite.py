@@ -117,9 +117,18 @@ def summary(lines: dict[str, Line]) -> str:
 
 def markdown(lines: dict[str, Line]) -> str:
     """The table, with the sums above it."""
+    return f"{summary(lines)}\n\n{by_operator(lines)}"
+
+
+def folded(lines: dict[str, Line]) -> str:
+    """The sums, and the table where a reader asks for it."""
+    head = "<details><summary>By operator</summary>"
+    return f"{summary(lines)}\n\n{head}\n\n{by_operator(lines)}\n\n</details>"
+
+
+def by_operator(lines: dict[str, Line]) -> str:
+    """The table alone."""
     text = [
-        summary(lines),
-        "",
         "| tests of | pass | delegated | in part | on CPU | fail | fail either way | skipped "
         "| left on the CPU |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---|",
@@ -147,7 +156,9 @@ def write_between(path: Path, content: str) -> None:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--filter", "pattern", help="Only tests that match, as pytest -k understands it.")
 @click.option("--table", type=click.Path(path_type=Path), help="Markdown file for the table.")
-@click.option("--summary", "sums", type=click.Path(path_type=Path), help="One for the sums alone.")
+@click.option(
+    "--summary", "sums", type=click.Path(path_type=Path), help="One for the sums; table folded."
+)
 @click.option("--reuse", is_flag=True, help="Run nothing: tables of the last run's results.")
 @click.option(
     "--results",
@@ -186,7 +197,7 @@ def main(
     if table is not None:
         write_between(table, text)
     if sums is not None:
-        write_between(sums, summary(lines))
+        write_between(sums, folded(lines))
     worse = {test for line in lines.values() for test in line.worse}
     for row in failed:
         if row["test"] in worse:
