@@ -1,12 +1,39 @@
-"""The devices that all tests share."""
+"""The devices that all tests share, and the check of every kernel that they render."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from executorch_wgpu.runtime.device import default_device
+
+
+@pytest.fixture(scope="session", autouse=True)
+def memory_model() -> Iterator[None]:
+    """Every kernel that any test renders, whatever the operator, its variant and its parameters, is
+    one in which no workgroup reads what another writes."""
+    try:
+        from executorch_wgpu.ops import templates
+    except ImportError:  # no jinja2: nothing is rendered here
+        yield
+        return
+    from executorch_wgpu.scripts.memory_model import problems_of
+
+    render, seen = templates.render, set[int]()
+
+    def checked(template: str, *args: Any) -> str:
+        text = render(template, *args)
+        if hash(text) not in seen:
+            seen.add(hash(text))
+            problems = problems_of(text)
+            assert not problems, (template, problems)
+        return text
+
+    templates.render = checked
+    yield
+    templates.render = render
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from torchao.quantization.granularity import PerGroup
 from executorch_wgpu.backend.preprocess import lower_program
 from executorch_wgpu.ops import registry
 from executorch_wgpu.ops.sampling.operator import sample
+from executorch_wgpu.scripts.memory_model import problems_in
 from executorch_wgpu.scripts.operator_table import README, with_table
 from executorch_wgpu.scripts.recipes import llama
 
@@ -119,6 +120,12 @@ def test_naga_compiles_them(programs, device):
         WebGPUGraph(device, program, keys, "templates")
 
 
+def test_no_workgroup_reads_what_another_writes(programs):
+    """Here the dispatch lists; tests/conftest.py has the same asked of each kernel that any test
+    renders."""
+    assert [problem for program in programs for problem in problems_in(program)] == []
+
+
 def test_every_dispatch_says_where_it_came_from(programs):
     for program in programs:
         for step in program.steps:
@@ -129,7 +136,8 @@ def test_every_dispatch_says_where_it_came_from(programs):
 
 
 def test_shaders_hold_the_house_rules():
-    """No directives (the replayer writes them), no atomics on floats, no spinning on storage."""
+    """No directives (the replayer writes them), no loops but counted ones; the rest about memory is
+    asked of what is rendered, see scripts/memory_model.py."""
     for name in TEMPLATES:
         text = re.sub(r"\{#.*?#\}", "", (ROOT / "ops" / name).read_text(), flags=re.S)
         assert not re.search(r"^\s*(enable|requires|diagnostic)\b", text, flags=re.M), name

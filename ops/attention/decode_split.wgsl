@@ -9,8 +9,10 @@
 
    FRESH: one position, whose query and key are not yet rotated and whose key and value are not yet
    in the caches. Every workgroup rotates them for itself; position START counts as what is fresh,
-   rounded as the cache stores it, and the workgroup that owns it writes it to the caches when it has
-   read its share of them. Nobody else reads that position. #}
+   rounded as the cache stores it, and one workgroup writes it to the caches. Nobody reads it there,
+   not even to throw it away: WGSL orders no read of one workgroup and write of another. So reads end
+   at the position before START, and go to position 1 where START is 0 (the caches have two). From
+   START on, V is what is fresh: what the cache holds there may be NaN, and no weight makes that 0. #}
 {% include "attention/load.wgsl" %}
 {% set QUADS = (TILE_ROWS + 3) // 4 %}
 {% set LANE_STRIDE = TILE * QUADS + 2 %}
@@ -20,6 +22,9 @@
 {% set STEPS = TILE // GROUPS %}
 {% set SHARE = (UNITS + LANES - 1) // LANES %}
 {% set LOWEST = "-1.7e38f" %}
+{# The last position that is read, and where positions are counted from. #}
+{% set LAST = "last_old" if FRESH else "end - 1u" %}
+{% set K_FROM, V_FROM = ("k_old", "v_old") if FRESH else ("k_at", "v_at") %}
 
 {% if FRESH %}
 {% from "halves.wgsl" import quad, read %}
@@ -101,6 +106,11 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 
     let k_at = {{ K_AT }} + batch * {{ K_B }} + head * {{ K_H }};
     let v_at = {{ V_AT }} + batch * {{ V_B }} + head * {{ V_H }};
+{% if FRESH %}
+    let k_old = k_at + select(0u, {{ K_N }}, {{ START }} == 0u);
+    let v_old = v_at + select(0u, {{ V_N }}, {{ START }} == 0u);
+    let last_old = select(min(end, {{ START }}) - 1u, 0u, {{ START }} == 0u);
+{% endif %}
 
     // Roles: scores, softmax, values.
     let lane = thread % {{ LANES }}u;
@@ -124,7 +134,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
     for (var base = begin; base < end; base += {{ TILE }}u) {
         // Past the end the last position is read again and then given no weight.
 {% for i in range(PASSES) %}
-        let k{{ i }} = k_at + min(base + place + {{ i * PER_PASS }}u, end - 1u) * {{ K_N }};
+        let k{{ i }} = {{ K_FROM }} + min(base + place + {{ i * PER_PASS }}u, {{ LAST }}) * {{ K_N }};
 {% for q in range(QUADS) %}
         var dots{{ i }}_{{ q }} = vec4<f32>(0.0);
 {% endfor %}
@@ -168,9 +178,9 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {% if STEPS <= UNROLL_VALUES %}
         // V is on its way while the softmax waits at its barriers.
 {% for i in range(STEPS) %}
-        {{ "var" if FRESH else "let" }} value{{ i }} = load_v(v_at + min(base + part + {{ i * GROUPS }}u, end - 1u) * {{ V_N }}, unit);
+        {{ "var" if FRESH else "let" }} value{{ i }} = load_v({{ V_FROM }} + min(base + part + {{ i * GROUPS }}u, {{ LAST }}) * {{ V_N }}, unit);
 {% if FRESH %}
-        if (base + part + {{ i * GROUPS }}u == {{ START }}) { value{{ i }} = fresh_v[unit]; }
+        if (base + part + {{ i * GROUPS }}u >= {{ START }}) { value{{ i }} = fresh_v[unit]; }
 {% endif %}
 {% endfor %}
 {% endif %}
@@ -231,9 +241,9 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {% if STEPS > UNROLL_VALUES %}
             for (var local = part; local < {{ TILE }}u; local += {{ GROUPS * UNROLL_VALUES }}u) {
 {% for i in range(UNROLL_VALUES) %}
-                {{ "var" if FRESH else "let" }} value{{ i }} = load_v(v_at + min(base + local + {{ i * GROUPS }}u, end - 1u) * {{ V_N }}, unit);
+                {{ "var" if FRESH else "let" }} value{{ i }} = load_v({{ V_FROM }} + min(base + local + {{ i * GROUPS }}u, {{ LAST }}) * {{ V_N }}, unit);
 {% if FRESH %}
-        if (base + local + {{ i * GROUPS }}u == {{ START }}) { value{{ i }} = fresh_v[unit]; }
+        if (base + local + {{ i * GROUPS }}u >= {{ START }}) { value{{ i }} = fresh_v[unit]; }
 {% endif %}
 {% endfor %}
 {% else %}

@@ -34,6 +34,7 @@ from executorch_wgpu.ops.symbolic import (
     ceil_div,
     equal,
     less_equal,
+    lower_bound,
     maximum,
     minimum,
     upper_bound,
@@ -163,8 +164,8 @@ def _takes_fresh(problem: Problem, fresh: Fresh, rows: int) -> bool:
         return False
     if fresh.cos.storage is one or fresh.sin.storage is one or not problem.causal:
         return False
-    if fresh.normed:
-        return False
+    if fresh.normed or lower_bound(problem.key.shape[1]) < 2:
+        return False  # the kernel reads beside the position that it writes
     vectors = all(_vector(x) for x in (*parts, problem.key, problem.value))
     return vectors and (fresh.interleaved or problem.dim % 8 == 0)
 
