@@ -8,36 +8,29 @@ created on the device between steps but the command encoder.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import threading
 import weakref
-from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
-from executorch_wgpu.serialization.dispatch_list import (
-    Dispatch,
-    Program,
-    Route,
-    ValueKind,
-)
+from executorch_wgpu.serialization.dispatch_list import Program, Route, ValueKind
 from executorch_wgpu.serialization.verify import verify
 
 from . import boundary
+from .bindings import BindGroups, LiveBlock
 from .boundary import FED_BACK
 from .device import adapters_that_meet, capabilities
 from .errors import InvalidInputError, UnsupportedDeviceError, WgpuDelegateError, gpu_errors
 from .live_scalars import Admission, Admitted
-from .memory import allocate, memory_limit
+from .memory import memory_limit
 from .plan import Plan, Planner
 from .readback import Layout, Readback, StagingPool, lay_out
 from .recorder import recorder_of
-from .shaders import LIVE_BYTES, pipelines_of
+from .shaders import pipelines_of
 from .states import State, StateSpace
-from .storage import COPY_DST, UNIFORM, Buffers, NamedData, Progress
+from .storage import Buffers, NamedData, Progress
 from .submission import Staging, submitter_of
 
 if TYPE_CHECKING:
@@ -45,10 +38,7 @@ if TYPE_CHECKING:
     from .profiling.records import StepProfile
     from .query_pool import WebGPUQueryPool
 
-logger = logging.getLogger("executorch_wgpu")
-
-#: Slots of the live block's ring; more than the steps that may be in flight.
-RING_SLOTS = 4
+T = TypeVar("T")
 
 #: Steps that may be submitted and not collected.
 MAX_IN_FLIGHT = 3
@@ -156,10 +146,10 @@ class WebGPUGraph:
             memory_limit(device, max_bytes),
         )
         self.state = State(device, self._submitter, program, self.label, self._buffers, self._lock)
-        self._create_live_block()
-        self._bind_groups: dict[Any, Any] = {}
+        self._live = LiveBlock(device, self._compiler.live_layout, self.label)
+        self._bind_groups = BindGroups(device, self._compiler, program, self._buffers, self.label)
         for dispatch in self._planner.dispatches():
-            self._bind_group(dispatch)
+            self._bind_groups.of(dispatch)
         self._stagings = StagingPool(self._submitter, self.label)
         # A step that is collected, or dropped by its caller, is no longer in flight.
         self._flight: weakref.WeakSet[PendingStep] = weakref.WeakSet()
@@ -184,55 +174,9 @@ class WebGPUGraph:
             labels.setdefault(dispatch.kernel, f"{self.label}: {dispatch.label}")
         return self._compiler.compile(self.program, labels) if labels else {}
 
-    def _create_live_block(self) -> None:
-        doing = "creating the live block"
-        self._live = allocate(
-            self.device,
-            LIVE_BYTES * RING_SLOTS,
-            UNIFORM | COPY_DST,
-            f"{self.label}: live block",
-            label=self.label,
-            doing=doing,
-            loading=True,
-        )
-        with gpu_errors(self.label, doing, loading=True):
-            resource = {"buffer": self._live, "offset": 0, "size": LIVE_BYTES}
-            self._live_group = self.device.create_bind_group(
-                label=f"{self.label}: live block",
-                layout=self._compiler.live_layout,
-                entries=[{"binding": 0, "resource": resource}],
-            )
-        self._slot = 0
-
-    def _bind_group(self, dispatch: Dispatch) -> Any:
-        accesses = self.program.kernels[dispatch.kernel].accesses
-        key = (accesses, dispatch.bindings)
-        group = self._bind_groups.get(key)
-        if group is None:
-            entries = [
-                {
-                    "binding": i,
-                    "resource": {
-                        "buffer": self._buffers[binding.buffer],
-                        "offset": binding.offset,
-                        "size": binding.size,
-                    },
-                }
-                for i, binding in enumerate(dispatch.bindings)
-            ]
-            doing = f"binding the buffers of '{dispatch.label}'"
-            with gpu_errors(self.label, doing, loading=True):
-                group = self.device.create_bind_group(
-                    label=f"{self.label}: {dispatch.label}",
-                    layout=self._compiler.layouts(accesses)[0],
-                    entries=entries,
-                )
-            self._bind_groups[key] = group
-        return group
-
     def _build_plan(self, chosen: list[Route]) -> Plan:
         return self._planner.build(
-            chosen, self._pipelines, self._bind_group, self._recorder.prepare
+            chosen, self._pipelines, self._bind_groups.of, self._recorder.prepare
         )
 
     # -- execute ------------------------------------------------------------------------------
@@ -275,14 +219,35 @@ class WebGPUGraph:
         return self._last_profile
 
     @property
-    def last_live_offset(self) -> int:
-        """Where in the ring the live scalars of the last step are, in bytes."""
-        return (self._slot - 1) % RING_SLOTS * LIVE_BYTES
-
-    @property
     def query_pool(self) -> WebGPUQueryPool | None:
         """The timestamps of this graph's last profiled step; None when it does not profile."""
         return None if self._profiler is None else self._profiler.pool
+
+    def again_in(self, inputs: Sequence[object], run: Callable[[Callable[[Any], None]], T]) -> T:
+        """For measurements: the last step once more, in a compute pass of the caller's.
+
+        Args:
+            inputs: those of the last step, none of them fed back; its uploads and live scalars
+                are used.
+            run: called with what records the step's dispatches into a pass. It submits them
+                itself, while no other call of this graph can run.
+
+        Returns:
+            What ``run`` gives.
+
+        Raises:
+            InvalidInputError; what ``run`` raises.
+        """
+        with self._lock:
+            admitted = self._admission(inputs, {})
+            plan = self._planner.select(admitted.symbols, self._build_plan)
+            values = self._planner.values(plan, admitted.symbols)
+            live = self._live
+
+            def record(compute: Any) -> None:
+                self._recorder.record(compute, live.group, live.last_offset, plan.prepared, values)
+
+            return run(record)
 
     def _submit(self, inputs: Sequence[object], wanted: Sequence[int] | None) -> PendingStep:
         if len(self._flight) >= MAX_IN_FLIGHT:
@@ -352,17 +317,17 @@ class WebGPUGraph:
         command buffer is whole, so a failure leaves no half of a step behind.
         """
         queue, buffers, profiler = self.device.queue, self._buffers, self._profiler
-        offset = self._slot * LIVE_BYTES
+        live = self._live
         encoder = self.device.create_command_encoder(label=self.label)
         if profiler is not None:
             profiler.start(encoder, plan, admitted.symbols, copies_first=bool(fed))
         kept = self._record_feedback(encoder, fed)
         if profiler is None:
             compute = encoder.begin_compute_pass(label=self.label)
-            self._recorder.record(compute, self._live_group, offset, plan.prepared, values)
+            self._recorder.record(compute, live.group, live.offset, plan.prepared, values)
             compute.end()
         else:
-            profiler.record(encoder, self._live_group, offset, values)
+            profiler.record(encoder, live.group, live.offset, values)
         staging = pending.staging
         for output in pending.layout.outputs:
             if isinstance(output, Readback) and output.size:
@@ -383,11 +348,7 @@ class WebGPUGraph:
         for index, data in admitted.uploads:
             if buffers[index] is not None:
                 queue.write_buffer(buffers[index], 0, data)
-        live = values[: len(self.program.live)]
-        if live:
-            block = np.array([value & 0xFFFFFFFF for value in live], np.uint32)
-            queue.write_buffer(self._live, offset, block)
-        self._slot = (self._slot + 1) % RING_SLOTS
+        live.write(queue, values[: len(self.program.live)])
         if profiler is None:
             return self._submitter.submit(commands)
         profiler.mark("upload")
@@ -486,7 +447,7 @@ class WebGPUGraph:
         same key, so that the union of several counts it once."""
         return {
             **self._buffers.allocated(),
-            id(self._live): LIVE_BYTES * RING_SLOTS,
+            id(self._live): LiveBlock.SIZE,
             id(self._stagings): self._stagings.allocated,
         }
 

@@ -134,7 +134,8 @@ class Buffer:
     that one tensor of the file can be carved into several buffers, beside one that holds it whole
     for a device which allows that. Of the buffers that name one key, the one that reaches furthest
     reaches the end of the data, or up to 3 bytes beyond it (padding, zero).
-    ``name``: fully qualified name of the parameter or state, or a label for debuggers.
+    ``name``: fully qualified name of the parameter or state (no two states have one name), or a
+    label for debuggers.
     ``share``: a STATE only. States of several methods of one ``.pte`` are one buffer where their
     ``share`` and ``name`` are equal; "" shares with nobody, whatever the name.
     """

@@ -126,7 +126,7 @@ def _verify_live(program: dl.Program, known: Knowledge) -> None:
 
 def _verify_buffers(program: dl.Program) -> None:
     check_count(program.buffers, fl.MAX_BUFFERS, "buffers")
-    shared: set[tuple[str, str]] = set()
+    states: dict[str, int] = {}
     for i, buffer in enumerate(program.buffers):
         place = f"buffers[{i}] {buffer.name!r}"
         check_text(buffer.name, place)
@@ -151,10 +151,10 @@ def _verify_buffers(program: dl.Program) -> None:
             continue
         if not buffer.name:
             fail(place, "a STATE is found by its name and needs one")
-        if buffer.share:
-            if (buffer.share, buffer.name) in shared:
-                fail(place, f"the group {buffer.share!r} has a STATE of that name already")
-            shared.add((buffer.share, buffer.name))
+        # In whatever groups: users read, write, reset and restore states by their names.
+        if buffer.name in states:
+            fail(place, f"buffers[{states[buffer.name]}] is a STATE of that name already")
+        states[buffer.name] = i
 
 
 def _extent(shape: Sequence[int], strides: Sequence[int], offset: int) -> int:

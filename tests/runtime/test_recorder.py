@@ -156,7 +156,7 @@ def test_a_failure_while_recording_submits_nothing(
     monkeypatch.setattr(
         graph._recorder,
         "record",
-        lambda encoder, *_: encoder.set_bind_group(7, graph._live_group, [3]),
+        lambda encoder, *_: encoder.set_bind_group(7, graph._live.group, [3]),
     )
     with pytest.raises(WgpuDelegateError, match=r"^forward: running a step: "):
         graph.execute([x])

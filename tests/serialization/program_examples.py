@@ -346,8 +346,11 @@ class _Generator:
         name = name or self.draw(NAMES)
         offset = 4 * self.draw(st.integers(0, 99)) if key else 0
         share = self.draw(NAMES) if kind is BufferKind.STATE else ""
-        taken = any(b.kind is kind and (b.name, b.share) == (name, share) for b in self.buffers)
-        self.buffers.append(Buffer(kind, size, name, key, "" if taken else share, offset))
+        if kind is BufferKind.STATE and any(
+            b.kind is kind and b.name == name for b in self.buffers
+        ):
+            name += str(len(self.buffers))  # no two states have one name
+        self.buffers.append(Buffer(kind, size, name, key, share, offset))
         return len(self.buffers) - 1
 
     def shape(self, owner: int) -> list[int]:
