@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -46,6 +46,13 @@ _ASSERTS = {
     "aten.sym_constrain_range_for_size.default",
     "aten._assert_tensor_metadata.default",
 }
+#: Operators whose first result is a scale that is computed in f32 and given as f64.
+_SCALE_CHOICES = {
+    "quantized_decomposed.choose_qparams.tensor",
+    "quantized_decomposed.choose_qparams_symmetric.tensor",
+    "quantized_decomposed.choose_qparams_per_token.default",
+    "quantized_decomposed.choose_qparams_per_token_asymmetric.default",
+}
 
 
 def op_name(target: Any) -> str:
@@ -86,6 +93,15 @@ def is_getitem(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and node.target is operator.getitem
 
 
+def is_scale_choice(node: Any) -> bool:
+    """Whether the node's first result is a scale that f32 holds, given as f64."""
+    return (
+        isinstance(node, torch.fx.Node)
+        and node.op == "call_function"
+        and op_name(node.target) in _SCALE_CHOICES
+    )
+
+
 def is_mutation(node: torch.fx.Node) -> bool:
     """Whether the node is a functionalised mutation of a custom operator."""
     return node.op == "call_function" and node.target is auto_functionalized_v2
@@ -117,7 +133,7 @@ class CallReader:
 
     ``bindings``: symbol -> live scalar. ``constant_of``: placeholder -> its torch tensor when it
     is a constant, None otherwise. ``names``: placeholder's name -> name of its parameter or
-    buffer. One Value a node, kept in ``values``.
+    buffer. ``arguments``: nodes that come from outside. One Value a node, kept in ``values``.
     """
 
     def __init__(
@@ -125,10 +141,12 @@ class CallReader:
         bindings: Mapping[Any, Any],
         constant_of: Callable[[torch.fx.Node], torch.Tensor | None],
         names: Mapping[str, str | None],
+        arguments: Collection[torch.fx.Node] = (),
     ) -> None:
         self.bindings = dict(bindings)
         self.constant_of = constant_of
         self.names = names
+        self.arguments = arguments
         self.values: dict[torch.fx.Node, Any] = {}
 
     def value(self, node: torch.fx.Node) -> Any:
@@ -137,11 +155,17 @@ class CallReader:
         if node not in self.values:
             constant = self.constant_of(node) if node.op == "placeholder" else None
             name = self.names.get(node.name) or node.name
-            self.values[node] = self._convert(node.meta.get("val"), name, constant)
+            source = node.args[0] if is_getitem(node) else node
+            narrow = is_scale_choice(source) and not {node, source} & {*self.arguments}
+            self.values[node] = self._convert(node.meta.get("val"), name, constant, narrow)
         return self.values[node]
 
-    def _convert(self, val: Any, name: str, constant: torch.Tensor | None = None) -> Any:
+    def _convert(
+        self, val: Any, name: str, constant: torch.Tensor | None = None, narrow: bool = False
+    ) -> Any:
         if isinstance(val, torch.Tensor):
+            if narrow and val.dtype is torch.float64:  # see wide_scales.py
+                val = val.to(torch.float32)
             if val.dtype not in DTYPES:
                 raise Unsupported(f"dtype {str(val.dtype).removeprefix('torch.')}")
             if val.is_sparse or val.is_quantized:
@@ -151,7 +175,7 @@ class CallReader:
         if isinstance(val, (torch.SymInt, torch.SymBool, int, bool)):
             return to_scalar(val, self.bindings)
         if isinstance(val, (tuple, list)):
-            return tuple(self._convert(v, f"{name}.{k}") for k, v in enumerate(val))
+            return tuple(self._convert(v, f"{name}.{k}", narrow=narrow) for k, v in enumerate(val))
         raise Unsupported(f"a value of type {type(val).__name__}")
 
     def _argument(self, arg: Any) -> Any:
@@ -235,6 +259,7 @@ __all__ = [
     "is_assert",
     "is_getitem",
     "is_mutation",
+    "is_scale_choice",
     "is_scalar_read",
     "is_symbolic",
     "module_path",

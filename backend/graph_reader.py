@@ -21,6 +21,7 @@ from executorch_wgpu.backend.symbols import (
     symbols_of,
     to_scalar,
 )
+from executorch_wgpu.backend.wide_scales import scale_leaves
 from executorch_wgpu.ops import registry
 from executorch_wgpu.ops.call import ChainCheck, ChainInput, OpChain, Value
 from executorch_wgpu.ops.symbolic import INT32_MAX, Scalar, Sym, symbol
@@ -94,11 +95,14 @@ class GraphReader:
             ]
         else:
             self.nodes, self.user_inputs = list(part.nodes), part.inputs()
+        self._inside = None if part is None else frozenset(part.nodes)
         self._arguments = frozenset(self.user_inputs)
         self.live = self._live_scalars()
         if assume:
             self._assume()
-        self.reader = fx.CallReader(self.live.bindings, self._constant, self.targets)
+        self.reader = fx.CallReader(
+            self.live.bindings, self._constant, self.targets, self._arguments
+        )
 
     # -- constants and states --------------------------------------------------------------
 
@@ -265,6 +269,10 @@ class GraphReader:
             name = fx.op_name(node.args[0] if fx.is_mutation(node) else node.target)
             if registry.lowering_of(name) is None:
                 return f"no lowering for {name}"
+            if fx.is_scale_choice(node):
+                reason = scale_leaves(node, self._inside)
+                if reason is not None:
+                    return reason
             call = self.reader.call(node)
             reason = registry.unsupported_reason(call)
             return reason or _too_large([*call.input_values(), *call.outputs])

@@ -61,11 +61,27 @@ class Quantized(torch.nn.Module):
         config = Int8DynamicActivationIntxWeightConfig(torch.int4, weight_granularity=group)
         quantize_(self.dynamic, config)
         self.table = torch.nn.Parameter(torch.ones(5, 7, dtype=torch.int8), requires_grad=False)
+        self.large = torch.nn.Parameter(torch.randn(128, 128))
+
+    def requantized(self):
+        ops, byte = torch.ops.quantized_decomposed, (-128, 127, torch.int8)
+        scale, point = ops.choose_qparams(self.large, -128, 127, 1e-5, torch.int8)
+        y = ops.quantize_per_tensor(self.large, scale, point, *byte)
+        y = ops.dequantize_per_tensor(y, scale, point, *byte)
+        scales, points = ops.choose_qparams_per_token_asymmetric(y, torch.int8)
+        y = ops.quantize_per_token(y, scales, points, *byte)
+        return ops.dequantize_per_token(y, scales, points, *byte, torch.float32)
 
     def forward(self, x):
         weight = self.plain[0].weight.dequantize()
         rows = torch.nn.functional.embedding(x[:, 0].int(), weight)
-        return self.dynamic(self.plain(x)), rows, weight * 2, self.table.T.float()
+        return (
+            self.dynamic(self.plain(x)),
+            rows,
+            weight * 2,
+            self.table.T.float(),
+            self.requantized(),
+        )
 
 
 class Sampling(torch.nn.Module):

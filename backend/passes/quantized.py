@@ -65,22 +65,18 @@ class PackedWeights:
             scales = torch.full((n, groups), float(scales))
         if scales.dtype != torch.float16:
             scales = scales.float()
-        if isinstance(points, float):
-            points = int(points) if points == int(points) else None
         if isinstance(points, torch.Tensor):
-            if points.dtype.is_floating_point and not bool((points == points.round()).all()):
-                return None
-            points = points.to(torch.int32)
             if points.numel() not in (0, 1, n * groups):
                 return None
-            points = int(points) if points.numel() == 1 else points.reshape(-1, groups)
+            if points.numel() > 1:
+                points = points.reshape(n, groups)
         if scales.numel() == 1:
             scales = scales.reshape(1, 1).expand(n, groups)
         if scales.numel() != n * groups:
             return None
         scales = scales.reshape(n, groups)
         packed = pack_affine(values, scales, points, *found.limits, found.group)
-        return None if packed is None else packed_arguments(packed, found.values.name)
+        return packed_arguments(packed, found.values.name)
 
 
 def packed_arguments(packed: PackedWeight, name: str) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""The quantize, dequantize and choose_qparams operators of torchao and quantized_decomposed.
+"""The quantize and dequantize operators of torchao and quantized_decomposed.
 
 Where they stand around a constant weight or before a product, a pass has replaced them by packed
 forms; these lowerings make everything else right. Integers of 8 bits lie four to a word, and a
 thread writes whole words.
 
-Formulas: torchao.quantization.quant_primitives (``_choose_qparams_affine``, ``_quantize_affine``,
-``_dequantize_affine``) and torch.ao.quantization.fx._decomposed.
+Formulas: torchao.quantization.quant_primitives (``_quantize_affine``, ``_dequantize_affine``) and
+torch.ao.quantization.fx._decomposed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from executorch_wgpu.ops.builder import Bind, Builder, Number, linear_grid
 from executorch_wgpu.ops.call import OpCall, Value
@@ -27,10 +25,9 @@ from executorch_wgpu.ops.tensor import Tensor
 from executorch_wgpu.serialization.dispatch_list import DType
 
 WORKGROUP = 64
-CHOOSE_WORKGROUP = 128
 BYTES = (DType.I8, DType.U8)
-
-_F32 = torch.finfo(torch.float32)
+#: Of zero points.
+ZERO_DTYPES = (*BYTES, DType.I32, DType.I64)
 
 
 @dataclass(frozen=True)
@@ -178,61 +175,11 @@ def _run(
     )
 
 
-# -- choose_qparams ------------------------------------------------------------------------------
-
-
-def emit_choose(
-    b: Builder,
-    x: Tensor,
-    width: Scalar,
-    scale: Value,
-    zero: Value,
-    limits: tuple[int, int],
-    eps: float,
-    formula: str,
-) -> tuple[Tensor, Tensor]:
-    """Append a step: a scale (f32) and a zero point for each ``width`` neighbours of ``x``, in
-    tensors of the shapes and dtypes of ``scale`` and ``zero``. ``formula``: "affine" or
-    "symmetric" (see choose.wgsl)."""
-    x = materialize(b, x, "choose_qparams_in")
-    scales = b.empty(scale.shape, DType.F32, "scales")
-    zeros = b.empty(zero.shape, zero.dtype, "zero_points")
-    rows = product(scale.shape)
-    packed = zero.dtype in BYTES
-    b.run(
-        b.dispatch(
-            "quant/choose.wgsl",
-            "choose_qparams",
-            reads={"x": x},
-            writes={
-                "scales": scales,
-                "zeros": zeros,
-            },
-            params={"WIDTH": width, "ROWS": rows},
-            consts={
-                "LOW": float_literal(float(limits[0])),
-                "HIGH": float_literal(float(limits[1])),
-                "RANGE": float_literal(float(limits[1] - limits[0])),
-                "MIDDLE": float_literal(float(int((limits[1] + limits[0] + 1) / 2))),
-                "EPS": float_literal(eps),
-                "FORMULA": formula,
-                "PACKED": packed,
-            },
-            grid=linear_grid(ceil_div(rows, 4) if packed else rows),
-            workgroup=(CHOOSE_WORKGROUP,),
-            workgroup_bytes=8 * CHOOSE_WORKGROUP,
-        )
-    )
-    return scales, zeros
-
-
 # -- support -------------------------------------------------------------------------------------
-
-_ZERO_DTYPES = (*BYTES, DType.I32, DType.I64)
 
 
 def _values(call: OpCall, scale: str, zero: str) -> str | None:
-    for name, dtypes in ((scale, (DType.F32,)), (zero, (*_ZERO_DTYPES, DType.F32))):
+    for name, dtypes in ((scale, (DType.F32,)), (zero, (*ZERO_DTYPES, DType.F32))):
         value = call.args.get(name)
         if isinstance(value, Value):
             if value.dtype not in dtypes:
@@ -299,37 +246,6 @@ def quantize_affine(b: Builder, call: OpCall) -> Tensor:
     blocks = blocks_of(x.shape, call["block_size"])
     dtype = call.outputs[0].dtype
     return emit_quantize(b, x, call["scale"], call["zero_point"], blocks, _limits(call), dtype)
-
-
-def _choose_reason(call: OpCall) -> str | None:
-    scale, zero = call.outputs
-    if call["input"].dtype is not DType.F32 or scale.dtype is not DType.F32:
-        return f"scales of {scale.dtype.name.lower()} from {call['input'].dtype.name.lower()}"
-    if zero.dtype not in _ZERO_DTYPES:
-        return f"zero points of {zero.dtype.name.lower()}"
-    return None
-
-
-def _choose_affine_reason(call: OpCall) -> str | None:
-    if call["mapping_type"] not in ("ASYMMETRIC", "SYMMETRIC"):
-        return f"mapping type {call['mapping_type']}"
-    if call["quant_min"] is None and call["target_dtype"] not in (torch.int8, torch.uint8):
-        return f"a target of {call['target_dtype']}"
-    return _choose_reason(call) or block_reason(call["input"].shape, call["block_size"])
-
-
-@register("torchao.choose_qparams_affine.default", supports=_choose_affine_reason, bytes=True)
-def choose_qparams_affine(b: Builder, call: OpCall) -> tuple[Tensor, Tensor]:
-    """Scales and zero points by blocks, from their extremes (0 counts as one)."""
-    x = call["input"]
-    bounds = (0, 255) if call["target_dtype"] == torch.uint8 else (-128, 127)
-    given = (call["quant_min"], call["quant_max"])
-    limits = tuple(int(d if g is None else g) for g, d in zip(given, bounds, strict=True))
-    eps = _F32.smallest_normal if call["eps"] is None else call["eps"]
-    formula = "affine" if call["mapping_type"] == "ASYMMETRIC" else "symmetric"
-    width = product(call["block_size"])
-    scale, zero = call.outputs
-    return emit_choose(b, x, width, scale, zero, limits, eps, formula)  # type: ignore[arg-type]
 
 
 # -- quantized_decomposed ------------------------------------------------------------------------
@@ -414,6 +330,22 @@ def dequantize_per_channel_group(b: Builder, call: OpCall) -> Tensor:
     return emit_dequantize(b, x, call["scales"], call["zero_points"], blocks)
 
 
+@register(
+    "quantized_decomposed.quantize_per_channel_group.default",
+    supports=lambda c: (
+        _quantize_reason(c, "scales", "zero_points")
+        or block_reason(c["input"].shape, _row_group(c))
+    ),
+    bytes=True,
+)
+def quantize_per_channel_group(b: Builder, call: OpCall) -> Tensor:
+    """A scale for each group of neighbours in a row; the zero point is added before rounding."""
+    x = call["input"]
+    blocks = blocks_of(x.shape, _row_group(call))
+    args = x, call["scales"], call["zero_points"], blocks, _limits(call)
+    return emit_quantize(b, *args, call.outputs[0].dtype, zero_before_rounding=True)
+
+
 def _per_token(call: OpCall) -> str | None:
     x = call["input"]
     if x.rank == 0 or not isinstance(x.shape[-1], int):
@@ -443,11 +375,3 @@ def quantize_per_token(b: Builder, call: OpCall) -> Tensor:
     x = call["input"]
     args = x, call["scales"], call["zero_points"], Blocks(outer=x.shape[-1]), _limits(call)
     return emit_quantize(b, *args, call.outputs[0].dtype, zero_before_rounding=True)
-
-
-@register("quantized_decomposed.choose_qparams.tensor", supports=_choose_reason, bytes=True)
-def choose_qparams(b: Builder, call: OpCall) -> tuple[Tensor, Tensor]:
-    """One scale and zero point for all elements."""
-    x, limits = call["input"], (call["quant_min"], call["quant_max"])
-    width = product(x.shape)
-    return emit_choose(b, x, width, *call.outputs, limits, call["eps"], "affine")

@@ -3,7 +3,9 @@
 
    With lo = min(0, all), hi = max(0, all) and a range of integers LOW .. HIGH (RANGE wide):
    "affine": scale = max((hi - lo) / RANGE, EPS), zero = LOW - round(lo / scale), clamped;
-   "symmetric": scale = max(max(-lo, hi) / (RANGE / 2), EPS), zero = MIDDLE. #}
+   "nudged": the same scale, and a zero that makes the end exact whose error is smaller;
+   "symmetric": scale = max(max(-lo, hi) / (RANGE / 2), EPS), zero = MIDDLE.
+   PARTS: x holds (lo, hi) of parts, not elements. #}
 {% set TAKES = 4 if PACKED else 1 %}
 var<workgroup> lows: array<f32, {{ WG_X }}>;
 var<workgroup> highs: array<f32, {{ WG_X }}>;
@@ -18,8 +20,8 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
         var high = 0.0;
         for (var k = lane; k < {{ WIDTH }}; k += {{ WG_X }}u) {
             let value = x[row * {{ WIDTH }} + k];
-            low = min(low, value);
-            high = max(high, value);
+            low = min(low, value{{ ".x" if PARTS }});
+            high = max(high, value{{ ".y" if PARTS }});
         }
         lows[lane] = low;
         highs[lane] = high;
@@ -37,6 +39,13 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {% if FORMULA == "symmetric" %}
             let scale = max(max(-low, high) / ({{ RANGE }} / 2.0), {{ EPS }});
             let zero = {{ MIDDLE }};
+{% elif FORMULA == "nudged" %}
+            let scale = max((high - low) / {{ RANGE }}, {{ EPS }});
+            let from_low = low / scale;
+            let from_high = high / scale;
+            let nearer_low = {{ LOW }} + from_low + ({{ HIGH }} + from_high) > 0.0;
+            let exact = select({{ HIGH }} - from_high, {{ LOW }} - from_low, nearer_low);
+            let zero = round(clamp(exact, {{ LOW }}, {{ HIGH }}));
 {% else %}
             let scale = max((high - low) / {{ RANGE }}, {{ EPS }});
             let zero = clamp({{ LOW }} - round(low / scale), {{ LOW }}, {{ HIGH }});
@@ -46,7 +55,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
             word |= (u32(i32(zero)) & 255u) << ((row & 3u) * 8u);
             zeros[row >> 2u] = word;
 {% else %}
-            zeros[row] = i32(zero);
+            zeros[row] = {{ "zero" if FLOAT_ZEROS else "i32(zero)" }};
 {% endif %}
         }
         workgroupBarrier();

@@ -149,10 +149,8 @@ def embedding_decomposed(b: Builder, call: OpCall) -> Tensor:
     limits = (call["weight_quant_min"], call["weight_quant_max"])
     k = weight.shape[1]
     if zeros is not None:
-        zeros = zeros.reshape(scales.shape).to(torch.int32)
+        zeros = zeros.reshape(scales.shape)
     packed = pack_affine(weight, scales, zeros, *limits, k // scales.shape[1])
-    if packed is None:
-        raise ValueError(f"{call.op}: values or zero points outside of {limits}")
     name = call["weight"].storage.name
     table = QuantWeight.of_packed(b, packed, name)
     return emit_gather_packed(b, f"embedding_{table.kind}", table, call["indices"])

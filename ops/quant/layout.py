@@ -107,48 +107,43 @@ def unpack_bytes(words: torch.Tensor) -> torch.Tensor:
 def pack_affine(
     values: torch.Tensor,
     scales: torch.Tensor,
-    zero_points: torch.Tensor | int | None,
+    zero_points: torch.Tensor | float | None,
     quant_min: int,
     quant_max: int,
     group: int,
-) -> PackedWeight | None:
-    """An affine weight ``scale * (value - zero_point)`` in packed form.
+) -> PackedWeight:
+    """An affine weight ``scale * (value - zero_point)`` in packed form: of 4 bits where the range
+    and the values allow.
 
     Args:
-        values: int8 or uint8 [N, K], from ``quant_min`` to ``quant_max``.
+        values: int8 or uint8 [N, K], said to be from ``quant_min`` to ``quant_max``.
         scales: [N, G].
-        zero_points: integers [N, G], one for all, or None for 0.
+        zero_points: [N, G], one for all, or None for 0. What is no integer, or lies outside of the
+            range, becomes offsets, ``scale * -zero_point`` in f32.
         group: neighbours along K that share a scale.
-
-    Returns None for what the layout cannot hold: more than 8 bits, values or zero points outside
-    of the range.
     """
     import torch
 
-    if quant_min >= -8 and quant_max <= 7:
-        bits, low = 4, -8
-    elif quant_min >= 0 and quant_max <= 15:
-        bits, low = 4, 0
-    else:
-        bits, low = 8, (-128 if values.dtype == torch.int8 else 0)
+    bits, low = 8, (-128 if values.dtype == torch.int8 else 0)
+    least, most = (int(v) for v in values.aminmax()) if values.numel() else (0, 0)
+    for first in (-8, 0):
+        if bits == 8 and min(quant_min, least) >= first and max(quant_max, most) <= first + 15:
+            bits, low = 4, first
     high = low + (1 << bits) - 1
-    if values.numel() and (int(values.min()) < low or int(values.max()) > high):
-        return None
-    zero, zeros = -low, None
+    zero, zeros, offsets = -low, None, None
     padding: torch.Tensor | int | None = None
-    if isinstance(zero_points, int):
-        zero = zero_points - low
-    elif zero_points is not None and zero_points.numel():
-        least, most = int(zero_points.min()), int(zero_points.max())
-        zero = least - low
-        if least != most:
-            if least < low or most > high:
-                return None
-            rows = (zero_points.to(torch.int32) - low).clamp(0, 255).to(torch.uint8)
-            rows = rows.reshape(scales.shape)
+    points = torch.as_tensor(0 if zero_points is None else zero_points).double()
+    if points.numel() and scales.numel():
+        points = points.expand(scales.shape)
+        whole = bool(((points == points.round()) & (points >= low) & (points <= high)).all())
+        if not whole:
+            offsets = (scales.double() * (low - points)).float()
+            scales, zero = scales.float(), 0
+        elif bool((points == points[0, 0]).all()):
+            zero = int(points[0, 0]) - low
+        else:
+            rows = (points - low).to(torch.uint8)
             zeros, padding, zero = pack_bytes(rows), rows[:, -1:], 0
-    if not 0 <= zero < 1 << bits:
-        return None
     codes = values.view(torch.uint8) if low == 0 or bits == 8 else (values - low).view(torch.uint8)
     if bits == 8 and low:
         codes = codes ^ 128
@@ -160,4 +155,5 @@ def pack_affine(
         k=values.shape[1],
         zero=zero,
         zeros=zeros,
+        offsets=offsets,
     )

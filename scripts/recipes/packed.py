@@ -83,9 +83,7 @@ def _pack_rows(weight: Tensor, scheme: Scheme, group: int) -> PackedWeight:
         scales = scales.clamp(2.0**-24, 65504.0).to(torch.float16)
     codes = (rows / scales.float()[..., None]).round_().clamp_(low, high)
     values = codes.to(torch.int8).reshape(n, -1)[:, :k]
-    packed = pack_affine(values, scales, 0, low, high, group)
-    assert packed is not None
-    return packed
+    return pack_affine(values, scales, 0, low, high, group)
 
 
 class Packer:

@@ -6,17 +6,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torchao.quantization.quant_primitives  # noqa: F401
-from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
-    XNNPACKQuantizer,
-    get_symmetric_quantization_config,
-)
 from torch import nn
 from torch.ao.quantization.fx import _decomposed  # noqa: F401
 from torchao.prototype.quantization.embedding.api import EmbeddingQuantizer
 from torchao.quantization import IntxWeightOnlyConfig, quantize_
 from torchao.quantization.granularity import PerAxis, PerGroup
-from torchao.quantization.pt2e import allow_exported_model_train_eval
-from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.quant_primitives import MappingType
 from torchao.utils import unwrap_tensor_subclass
 
@@ -163,25 +157,6 @@ def test_8_bit_weights_with_zero_points_multiply_as_floats(device):
     module = Decomposed("channel", "static", bits=8, asymmetric=True)
     ops, _ = check(device, module, (torch.randn(3, 64),))
     assert "wgpu.linear_q" in ops and "wgpu.linear_8da" not in ops
-
-
-@pytest.mark.parametrize("channels", [False, True])
-def test_pt2e(device, channels):
-    """ExecuTorch's XNNPACKQuantizer, ranges from calibration."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(32, 24), nn.ReLU(), nn.Linear(24, 8)).eval()
-    inputs = (torch.randn(3, 32),)
-    config = get_symmetric_quantization_config(is_per_channel=channels)
-    prepared = prepare_pt2e(
-        torch.export.export(model, inputs).module(), XNNPACKQuantizer().set_global(config)
-    )
-    prepared(*inputs)
-    module = convert_pt2e(prepared)
-    allow_exported_model_train_eval(module)
-    module = nn.Sequential(module)
-    # What lies between two steps of an activation may fall to either side.
-    ops, _ = check(device, module, inputs, rel=0.02)
-    assert sum(op in ("wgpu.linear_8da", "wgpu.linear_q") for op in ops) == 2
 
 
 # -- what is not quite a pattern ------------------------------------------------------------------

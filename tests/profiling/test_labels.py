@@ -89,6 +89,9 @@ ARGUMENTS: dict[str, list[Any]] = {
     "aten.view_copy.default": [X, [2, 12]],
     "aten.where.self": [B, X, Y],
     "quantized_decomposed.choose_qparams.tensor": [X, -128, 127, 1e-5, torch.int8],
+    "quantized_decomposed.choose_qparams_per_token.default": [X, torch.int8],
+    "quantized_decomposed.choose_qparams_per_token_asymmetric.default": [X, torch.int8],
+    "quantized_decomposed.choose_qparams_symmetric.tensor": [X, -128, 127, 1e-5, torch.int8],
     "quantized_decomposed.dequantize_per_channel.default": [I8, *CHANNELS, 1, *BYTE],
     "quantized_decomposed.dequantize_per_channel_group.default": [
         *(I8[0], torch.rand(3, 1), torch.zeros(3, 1, dtype=torch.int32), *BYTE, 4, torch.float32)
@@ -97,6 +100,9 @@ ARGUMENTS: dict[str, list[Any]] = {
     "quantized_decomposed.dequantize_per_tensor.tensor": [I8, *ONE, *BYTE],
     "quantized_decomposed.dequantize_per_token.default": [I8, *EACH, *BYTE, torch.float32],
     "quantized_decomposed.quantize_per_channel.default": [X, *CHANNELS, 1, *BYTE],
+    "quantized_decomposed.quantize_per_channel_group.default": [
+        *(M, torch.rand(5, 1), torch.zeros(5, 1, dtype=torch.int32), *BYTE, 7)
+    ],
     "quantized_decomposed.quantize_per_tensor.default": [X, 0.5, 3, *BYTE],
     "quantized_decomposed.quantize_per_tensor.tensor": [X, *ONE, *BYTE],
     "quantized_decomposed.quantize_per_token.default": [X, *EACH, *BYTE],
