@@ -285,7 +285,12 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
             if (i < {{ UNITS }}u) {
                 k[k_at + {{ START }} * {{ K_N }} + unit] = {{ quad(K_CODEC, "fresh_k[unit]") }};
             } else {
+{% if Q_CODEC == V_CODEC %}
+                // As it came: a NaN keeps all its bits.
+                v[v_at + {{ START }} * {{ V_N }} + unit] = q[{{ FRESH_V_AT }} + batch * {{ FRESH_V_B }} + head * {{ FRESH_V_H }} + unit];
+{% else %}
                 v[v_at + {{ START }} * {{ V_N }} + unit] = {{ quad(V_CODEC, "fresh_v[unit]") }};
+{% endif %}
             }
         }
     }

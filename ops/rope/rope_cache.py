@@ -117,6 +117,7 @@ def rope_cache_dispatch(b: Builder, call: OpCall) -> tuple[DispatchSpec, Tensor]
     dtypes = [t.dtype for t in touched]
     workgroup = max(WORKGROUP, lanes)
     norm = any(call[name] is not None for name in ("q_norm", "k_norm"))
+    bits = is_half(call["v"].dtype) and call["v"].dtype is call["v_cache"].dtype
     dispatch = b.dispatch(
         "rope/rope_cache.wgsl",
         "rope_update_cache_kv",
@@ -132,7 +133,8 @@ def rope_cache_dispatch(b: Builder, call: OpCall) -> tuple[DispatchSpec, Tensor]
             "LANES": lanes,
             "PAIRS": pairs,
             "INTERLEAVED": bool(call["interleaved"]),
-            "CODECS": codecs(*dtypes),
+            "V_BITS": bits,
+            "CODECS": [*codecs(*dtypes), *(["bits"] if bits else [])],
         },
         grid=linear_grid(ceil_div(total, workgroup // lanes)),
         workgroup=(workgroup,),

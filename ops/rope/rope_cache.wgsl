@@ -4,7 +4,8 @@
 
    INTERLEAVED: pairs are neighbours, else DIM / 2 apart; PAIRS pairs of a thread are neighbours in
    either case, so that two of them fill whole words of 16-bit elements. Q, K, ...: name, prefix (of
-   the parameters of its address) and codec (see halves.wgsl) of a buffer. #}
+   the parameters of its address) and codec (see halves.wgsl) of a buffer. V_BITS: v and its cache
+   have 16 bits of one kind, which are moved as they are: a NaN keeps all of them. #}
 {% from "halves.wgsl" import half_functions, read, word %}
 {% set HALF = DIM // 2 %}
 {% set COUNT = 2 * PAIRS %}
@@ -44,6 +45,16 @@ unit * {{ PAIRS }}u + {{ j % PAIRS + (HALF if j >= PAIRS else 0) }}u
 {% endfor %}
 {% endif %}
 {% endmacro %}
+{% macro move_bits(source, t, head) %}
+        let source_at = {{ base(source, head) }};
+        let at = {{ base(t, head) }};
+{% for j in range(0, COUNT, 2) %}
+        {{ t.name }}[(at + {{ place(j) }}) >> 1u] = {{ word("bits", raw(source, place(j)), raw(source, place(j + 1))) }};
+{% endfor %}
+{% endmacro %}
+{% macro raw(t, place) -%}
+{{ read(t.name, "bits", false, "source_at + (%s) * %s" % (place, p(t.prefix ~ "_D_STEP"))) }}
+{%- endmacro %}
 {% macro normalise(weight, eps) %}
         let at = {{ p(weight.prefix ~ "_AT") }};
         let scale = inverseSqrt(total / {{ DIM }}.0 + {{ eps }});
@@ -79,9 +90,10 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {{ fetch(Q, "head") }}
     } else if (is_k) {
 {{ fetch(K, "head - %du" % HEADS) }}
-    } else {
+    }{% if not V_BITS %} else {
 {{ fetch(V, "head - %du" % (HEADS + KV_HEADS)) }}
-    }
+    }{% endif %}
+
 {% if NORM %}
     partial[lane] = select(0.0, {% for j in range(COUNT) %}e{{ j }} * e{{ j }}{{ " + " if not loop.last }}{% endfor %}, inside);
     workgroupBarrier();
@@ -126,6 +138,6 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
     } else if (is_k) {
 {{ store(K_CACHE, "head - %du" % HEADS) }}
     } else {
-{{ store(V_CACHE, "head - %du" % (HEADS + KV_HEADS)) }}
+{{ move_bits(V, V_CACHE, "head - %du" % (HEADS + KV_HEADS)) if V_BITS else store(V_CACHE, "head - %du" % (HEADS + KV_HEADS)) }}
     }
 }
