@@ -289,8 +289,15 @@ def _choose_adapter(adapter: Any) -> Any:
         found = _preferred(gpu)
         named = any(os.environ.get(name) for name in _ADAPTER_VARIABLES)
         if _is_cpu(found) and not named:
+            # Seen on Mesa 22.3; docs/NUMERICS.md has what was measured.
+            limited = "llvmpipe" in found.summary
+            loops = (
+                " It may end a kernel's loops after 65,535 rounds in all, which makes attention "
+                "over tens of thousands of positions wrong."
+            )
             warnings.warn(
-                f"no GPU was found: '{found.summary}' computes on the CPU, slowly. With a GPU, "
+                f"no GPU was found: '{found.summary}' computes on the CPU, slowly."
+                f"{loops if limited else ''} With a GPU, "
                 "install its Vulkan driver (`executorch-wgpu devices` lists what is found); "
                 'pass device="cpu" where this is meant',
                 SoftwareAdapterWarning,

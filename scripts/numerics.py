@@ -156,6 +156,12 @@ class Function:
     unit: str = "ulp"
 
 
+#: Rounds of nested loops, more than a driver may be willing to go.
+ROUNDS = 300
+LOOPS = """if (i > 0u) { return; } var v = 0u;
+    for (var r = 0u; r < words[2]; r++) { for (var k = 0u; k < words[2]; k++) { v += 1u; } }
+    found[0] = v;"""
+
 FUNCTIONS = (
     Function("1 / x", "1.0 / a", lambda x: 1 / x, 1e-3, 1e3, "2.5 ulp"),
     Function("sqrt", "sqrt(a)", np.sqrt, 1e-6, 1e6, "that of 1 / inverseSqrt"),
@@ -249,9 +255,15 @@ def measure(device: Any) -> dict[str, str]:
         _, moved = machine.run(body, [*COPIED, *([0] * (64 - len(COPIED)))])
         lost = [f"{bits:#x}" for bits, got in zip(COPIED, moved, strict=False) if bits != got]
         rows[f"f32 through {name}"] = f"changes {', '.join(lost)}" if lost else "kept"
+    found, _ = machine.run(LOOPS, [ROUNDS])
+    complete = found[0] == ROUNDS**2
+    rows[_LOOP_ROW] = "all" if complete else f"**stops, after {found[0]}**"
     for function in FUNCTIONS:
         rows[_row_of(function)] = _error(machine, function)
     return rows
+
+
+_LOOP_ROW = f"of {ROUNDS**2:,} rounds of two loops it goes"
 
 
 def _row_of(function: Function) -> str:

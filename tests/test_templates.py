@@ -15,7 +15,7 @@ from torchao.quantization import (
 from torchao.quantization.granularity import PerGroup
 
 from executorch_wgpu.backend.preprocess import lower_program
-from executorch_wgpu.ops import registry
+from executorch_wgpu.ops import registry, templates
 from executorch_wgpu.ops.sampling.operator import sample
 from executorch_wgpu.scripts.memory_model import problems_in
 from executorch_wgpu.scripts.operator_table import README, with_table
@@ -23,6 +23,7 @@ from executorch_wgpu.scripts.recipes import llama
 
 import exports
 import tint
+from harness import Chain
 
 ROOT = Path(__file__).parents[1]
 TEMPLATES = sorted(str(path.relative_to(ROOT / "ops")) for path in (ROOT / "ops").rglob("*.wgsl"))
@@ -97,6 +98,28 @@ class Sampling(torch.nn.Module):
 @pytest.fixture(scope="module")
 def programs():
     """Dispatch lists that together use every template."""
+    used, render = set[str](), templates.render
+    templates.render = lambda name, *args: (used.add(name), render(name, *args))[1]
+    try:
+        found = lowered_programs()
+    finally:
+        templates.render = render
+    kernels = {name for name in TEMPLATES if "fn main" in (ROOT / "ops" / name).read_text()}
+    assert kernels - used == set()
+    return found
+
+
+def long_products():
+    """A product along k, which workgroups split, and one with the columns of its second factor side
+    by side."""
+    c = Chain()
+    m = c.int_input("M", 1, 200)
+    a, w = c.input("a", (1, m, 512)), c.input("w", (1, 512, 36))
+    c.output(*c.call("aten.bmm.default", {"self": a, "mat2": w}, [(a.dtype, (1, m, 36))]))
+    return c.lower().program
+
+
+def lowered_programs():
     S = torch.export.Dim("S", min=1, max=9)
     inputs = (
         torch.randn(1, 5, 24),
@@ -105,7 +128,7 @@ def programs():
     )
     shapes = ({1: S}, {1: S}, {1: S})
     sampling = (torch.randn(1, 1, 77), torch.ones(1), torch.ones(1))
-    found = [lower_program(exports.edge(Everything(), inputs, shapes)).program]
+    found = [lower_program(exports.edge(Everything(), inputs, shapes)).program, long_products()]
     found.append(lower_program(exports.edge(Quantized(), (torch.randn(3, 32),), ({0: S},))).program)
     for top_k in (0, 9):
         found.append(lower_program(exports.edge(Sampling(top_k), sampling)).program)
