@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from executorch_wgpu.backend.passes.chain_index import ChainIndex
 from executorch_wgpu.backend.passes.make_linear import VIEWS
+from executorch_wgpu.backend.passes.quantized import CASTS
 from executorch_wgpu.backend.passes.rewrite import replace_calls
 from executorch_wgpu.ops import registry
 from executorch_wgpu.ops.call import OpCall, OpChain, Origin, Value
@@ -54,10 +55,13 @@ def _has_unit_scales(call: OpCall) -> bool:
 
 
 def _row_vector(index: ChainIndex, value: object, n: int) -> Value | None:
-    """The constant of ``n`` elements that ``value`` [..., n] is, or is a view of."""
+    """The constant of ``n`` elements that ``value`` [..., n] is, or is a view of, or is rounded
+    from to 16 bits."""
     if not isinstance(value, Value) or value.shape[-1:] != (n,):
         return None
-    while value.constant is None and (view := index.made_by(value, *VIEWS)) is not None:
+    while value.constant is None and (view := index.made_by(value, *VIEWS, *CASTS)) is not None:
+        if not is_float(value.dtype):
+            return None
         value = view["self"]
     if value.constant is None or value in index.versions or value.constant.numel() != n:
         return None

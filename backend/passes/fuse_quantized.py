@@ -10,6 +10,7 @@ from executorch_wgpu.backend.passes.make_linear import bias_arguments
 from executorch_wgpu.backend.passes.quantized import CASTS, PackedWeights, transposed
 from executorch_wgpu.ops import registry
 from executorch_wgpu.ops.call import OpCall, OpChain, Value
+from executorch_wgpu.ops.halves import is_float
 from executorch_wgpu.ops.symbolic import product
 from executorch_wgpu.serialization.dispatch_list import DType
 
@@ -159,9 +160,17 @@ def _activations(index: ChainIndex, x: Value) -> dict[str, Any] | None:
         source, scales, zeros = call["input"], call["scale"], call["zero_point"]
     else:
         return None
-    if source.dtype is not DType.I8 or call.outputs[0].dtype is not DType.F32:
+    if source.dtype is not DType.I8 or not is_float(call.outputs[0].dtype):
         return None
+    if isinstance(zeros, Value) and is_float(zeros.dtype) and not _chosen(index, zeros):
+        return None  # zero points that may be no integers
     return {"x": source, "x_scales": scales, "x_zeros": 0 if zeros is None else zeros}
+
+
+def _chosen(index: ChainIndex, zeros: Value) -> bool:
+    """Whether an operator that chooses zero points made ``zeros``: they are integers."""
+    call = index.producer.get(zeros)
+    return call is not None and "choose_qparams" in call.op
 
 
 def _rows(index: ChainIndex, x: Value) -> Value:

@@ -8,6 +8,7 @@ from typing import Any
 
 from executorch_wgpu.backend.passes.chain_index import ChainIndex
 from executorch_wgpu.ops.call import OpCall, Value
+from executorch_wgpu.ops.halves import is_float
 from executorch_wgpu.ops.quant.layout import PackedWeight, pack_affine
 from executorch_wgpu.serialization.dispatch_list import DType
 
@@ -107,7 +108,7 @@ def packed_arguments(packed: PackedWeight, name: str) -> dict[str, Any]:
 def _affine_of(index: ChainIndex, value: Any) -> _Affine | None:
     """The constant that ``value`` [N, K] is the dequantized form of."""
     call = index.producer.get(value) if isinstance(value, Value) else None
-    if call is None or value.rank != 2 or value.dtype is not DType.F32:
+    if call is None or value.rank != 2 or not is_float(value.dtype):
         return None
     found = _READERS[call.op](call) if call.op in _READERS else None
     if found is None:

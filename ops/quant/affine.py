@@ -17,7 +17,8 @@ from typing import Any
 
 from executorch_wgpu.ops.builder import Bind, Builder, Number, linear_grid
 from executorch_wgpu.ops.call import OpCall, Value
-from executorch_wgpu.ops.elementwise.pointwise import materialize
+from executorch_wgpu.ops.elementwise.pointwise import emit_copy, materialize
+from executorch_wgpu.ops.halves import FLOATS, is_float, is_half
 from executorch_wgpu.ops.registry import register
 from executorch_wgpu.ops.symbolic import Scalar, ceil_div, product
 from executorch_wgpu.ops.templates import float_literal
@@ -82,6 +83,28 @@ def _channels(shape: Sequence[Scalar], axis: int) -> Blocks:
     return Blocks(outer=product(shape[axis + 1 :]), size=shape[axis])
 
 
+# -- f16 and bf16 --------------------------------------------------------------------------------
+
+
+def widened(b: Builder, tensor: Tensor, name: str) -> Tensor:
+    """``tensor``, contiguous, as f32 where it is held in 16 bits: scales and inputs of these
+    kernels. Unfused they are rare, so conversions are dispatches of their own."""
+    if not is_half(tensor.dtype):
+        return materialize(b, tensor, name)
+    wide = b.empty(tensor.shape, DType.F32, f"{name}_f32")
+    emit_copy(b, tensor, wide, f"{name}_f32")
+    return wide
+
+
+def narrowed(b: Builder, tensor: Tensor, dtype: DType, name: str) -> Tensor:
+    """An f32 ``tensor`` rounded to ``dtype`` where that has 16 bits."""
+    if not is_half(dtype):
+        return tensor
+    out = b.empty(tensor.shape, dtype, name)
+    emit_copy(b, tensor, out, f"{name}_round")
+    return out
+
+
 # -- dequantize ----------------------------------------------------------------------------------
 
 
@@ -104,6 +127,19 @@ def emit_dequantize(
     return out
 
 
+def _dequantized(
+    b: Builder,
+    call: OpCall,
+    x: Tensor,
+    scale: Tensor | float,
+    zero: Tensor | int | None,
+    blocks: Blocks,
+) -> Tensor:
+    """:func:`emit_dequantize` in the dtype of the call's result."""
+    out = emit_dequantize(b, x, scale, zero, blocks)
+    return narrowed(b, out, call.outputs[0].dtype, "dequantize")
+
+
 def emit_quantize(
     b: Builder,
     x: Tensor,
@@ -118,7 +154,7 @@ def emit_quantize(
 ) -> Tensor:
     """Append a step: ``clamp(round(x / scale) + zero)`` as integers of ``dtype`` (I8 or U8), halves
     to even; ``zero_before_rounding``: ``round(x / scale + zero)``."""
-    x = materialize(b, x, f"{name}_in")
+    x = widened(b, x, f"{name}_in")
     out = b.empty(x.shape, dtype, name)
     params: dict[str, Number] = {"COUNT": product(x.shape)}
     reads: dict[str, Bind] = {"x": Bind(x)}
@@ -144,7 +180,7 @@ def _parameters(
     consts: dict[str, Any] = {"BLOCKS": blocks.describe(params)}
     for key, value in (("scale", scale), ("zero", zero)):
         if isinstance(value, Tensor):
-            value = materialize(b, value, key)
+            value = widened(b, value, key)
             reads[f"{key}s"] = Bind(value)
             consts[key.upper()] = value.dtype.name
         else:
@@ -179,7 +215,7 @@ def _run(
 
 
 def _values(call: OpCall, scale: str, zero: str) -> str | None:
-    for name, dtypes in ((scale, (DType.F32,)), (zero, (*ZERO_DTYPES, DType.F32))):
+    for name, dtypes in ((scale, FLOATS), (zero, (*ZERO_DTYPES, *FLOATS))):
         value = call.args.get(name)
         if isinstance(value, Value):
             if value.dtype not in dtypes:
@@ -192,13 +228,13 @@ def _values(call: OpCall, scale: str, zero: str) -> str | None:
 def _dequantize_reason(call: OpCall, scale: str, zero: str) -> str | None:
     if call["input"].dtype not in (*BYTES, DType.I32):
         return f"{call['input'].dtype.name.lower()} to dequantize"
-    if call.outputs[0].dtype is not DType.F32:
+    if not is_float(call.outputs[0].dtype):
         return f"results of {call.outputs[0].dtype.name.lower()}"
     return _values(call, scale, zero)
 
 
 def _quantize_reason(call: OpCall, scale: str, zero: str) -> str | None:
-    if call["input"].dtype is not DType.F32:
+    if not is_float(call["input"].dtype):
         return f"{call['input'].dtype.name.lower()} to quantize"
     if call.outputs[0].dtype not in BYTES:
         return f"results of {call.outputs[0].dtype.name.lower()}"
@@ -227,18 +263,20 @@ def _affine(call: OpCall) -> str | None:
     "torchao.dequantize_affine.default",
     supports=lambda c: _dequantize_reason(c, "scale", "zero_point") or _affine(c),
     bytes=True,
+    converts=True,
 )
 def dequantize_affine(b: Builder, call: OpCall) -> Tensor:
     """``(input - zero_point) * scale`` by blocks."""
     x = call["input"]
     blocks = blocks_of(x.shape, call["block_size"])
-    return emit_dequantize(b, x, call["scale"], call["zero_point"], blocks)
+    return _dequantized(b, call, x, call["scale"], call["zero_point"], blocks)
 
 
 @register(
     "torchao.quantize_affine.default",
     supports=lambda c: _quantize_reason(c, "scale", "zero_point") or _affine(c),
     bytes=True,
+    converts=True,
 )
 def quantize_affine(b: Builder, call: OpCall) -> Tensor:
     """``clamp(round(input / scale) + zero_point)`` by blocks."""
@@ -266,10 +304,11 @@ def _per_tensor(call: OpCall) -> str | None:
     "quantized_decomposed.dequantize_per_tensor.tensor",
     supports=lambda c: _dequantize_reason(c, "scale", "zero_point") or _per_tensor(c),
     bytes=True,
+    converts=True,
 )
 def dequantize_per_tensor(b: Builder, call: OpCall) -> Tensor:
     """One scale and zero point for all elements."""
-    return emit_dequantize(b, call["input"], call["scale"], call["zero_point"], Blocks())
+    return _dequantized(b, call, call["input"], call["scale"], call["zero_point"], Blocks())
 
 
 @register(
@@ -277,6 +316,7 @@ def dequantize_per_tensor(b: Builder, call: OpCall) -> Tensor:
     "quantized_decomposed.quantize_per_tensor.tensor",
     supports=lambda c: _quantize_reason(c, "scale", "zero_point") or _per_tensor(c),
     bytes=True,
+    converts=True,
 )
 def quantize_per_tensor(b: Builder, call: OpCall) -> Tensor:
     """One scale and zero point for all elements."""
@@ -288,18 +328,20 @@ def quantize_per_tensor(b: Builder, call: OpCall) -> Tensor:
     "quantized_decomposed.dequantize_per_channel.default",
     supports=lambda c: _dequantize_reason(c, "scales", "zero_points") or _axis(c),
     bytes=True,
+    converts=True,
 )
 def dequantize_per_channel(b: Builder, call: OpCall) -> Tensor:
     """A scale for each index of one dimension."""
     x = call["input"]
     blocks = _channels(x.shape, call["axis"])
-    return emit_dequantize(b, x, call["scales"], call["zero_points"], blocks)
+    return _dequantized(b, call, x, call["scales"], call["zero_points"], blocks)
 
 
 @register(
     "quantized_decomposed.quantize_per_channel.default",
     supports=lambda c: _quantize_reason(c, "scales", "zero_points") or _axis(c),
     bytes=True,
+    converts=True,
 )
 def quantize_per_channel(b: Builder, call: OpCall) -> Tensor:
     """A scale for each index of one dimension."""
@@ -322,12 +364,13 @@ def _row_group(call: OpCall) -> list[int]:
         or block_reason(c["input"].shape, _row_group(c))
     ),
     bytes=True,
+    converts=True,
 )
 def dequantize_per_channel_group(b: Builder, call: OpCall) -> Tensor:
     """A scale for each group of neighbours in a row."""
     x = call["input"]
     blocks = blocks_of(x.shape, _row_group(call))
-    return emit_dequantize(b, x, call["scales"], call["zero_points"], blocks)
+    return _dequantized(b, call, x, call["scales"], call["zero_points"], blocks)
 
 
 @register(
@@ -337,6 +380,7 @@ def dequantize_per_channel_group(b: Builder, call: OpCall) -> Tensor:
         or block_reason(c["input"].shape, _row_group(c))
     ),
     bytes=True,
+    converts=True,
 )
 def quantize_per_channel_group(b: Builder, call: OpCall) -> Tensor:
     """A scale for each group of neighbours in a row; the zero point is added before rounding."""
@@ -357,18 +401,20 @@ def _per_token(call: OpCall) -> str | None:
     "quantized_decomposed.dequantize_per_token.default",
     supports=lambda c: _dequantize_reason(c, "scales", "zero_points") or _per_token(c),
     bytes=True,
+    converts=True,
 )
 def dequantize_per_token(b: Builder, call: OpCall) -> Tensor:
     """A scale for each row."""
     x = call["input"]
     blocks = Blocks(outer=x.shape[-1])
-    return emit_dequantize(b, x, call["scales"], call["zero_points"], blocks)
+    return _dequantized(b, call, x, call["scales"], call["zero_points"], blocks)
 
 
 @register(
     "quantized_decomposed.quantize_per_token.default",
     supports=lambda c: _quantize_reason(c, "scales", "zero_points") or _per_token(c),
     bytes=True,
+    converts=True,
 )
 def quantize_per_token(b: Builder, call: OpCall) -> Tensor:
     """A scale for each row; the zero point is added before rounding."""

@@ -12,8 +12,8 @@ import torch
 
 from executorch_wgpu.ops.builder import Bind, Builder, DispatchSpec, RouteSpec, linear_grid
 from executorch_wgpu.ops.call import OpCall
-from executorch_wgpu.ops.elementwise.pointwise import materialize
-from executorch_wgpu.ops.quant.affine import BYTES, ZERO_DTYPES, block_reason
+from executorch_wgpu.ops.halves import is_float
+from executorch_wgpu.ops.quant.affine import BYTES, ZERO_DTYPES, block_reason, narrowed, widened
 from executorch_wgpu.ops.registry import register
 from executorch_wgpu.ops.symbolic import (
     Scalar,
@@ -36,6 +36,7 @@ ALONE = 64 * WORKGROUP
 PARTS = 256
 
 _F32 = torch.finfo(torch.float32)
+_BOTH = {"bytes": True, "converts": True}
 
 
 def emit_choose(
@@ -50,7 +51,7 @@ def emit_choose(
     """Append a step: a scale (f32) and a zero point for each ``width`` neighbours of the call's
     ``input``, in tensors of its outputs' shapes and dtypes. ``formula``: "affine", "symmetric" (the
     zero point is ``middle``) or "nudged" (see choose.wgsl)."""
-    x = materialize(b, call["input"], "choose_qparams_in")
+    x = widened(b, call["input"], "choose_qparams_in")
     scale, zero = call.outputs
     scales = b.empty(scale.shape, DType.F32, "scales")
     zeros = b.empty(zero.shape, zero.dtype, "zero_points")
@@ -84,7 +85,7 @@ def emit_choose(
     alone = less_equal(width, ALONE)
     if rows != 1 or most <= ALONE:
         b.run(choose(x, width, False))
-        return scales, zeros
+        return narrowed(b, scales, scale.dtype, "scales"), zeros
     parts = minimum(ceil_div(width, 8 * WORKGROUP), PARTS)
     pairs = Bind(b.empty((parts, 2), DType.F32, "extremes"), "vec2<f32>")
     first = b.dispatch(
@@ -102,12 +103,12 @@ def emit_choose(
     if least <= ALONE:
         routes.insert(0, RouteSpec("alone", [choose(x, width, False)], alone))
     b.step(*routes)
-    return scales, zeros
+    return narrowed(b, scales, scale.dtype, "scales"), zeros
 
 
 def _reason(call: OpCall) -> str | None:
     scale, zero = call.outputs
-    if call["input"].dtype is not DType.F32 or scale.dtype is not DType.F32:
+    if not is_float(call["input"].dtype) or not is_float(scale.dtype):
         return f"scales of {scale.dtype.name.lower()} from {call['input'].dtype.name.lower()}"
     if zero.dtype not in (*ZERO_DTYPES, DType.F32):
         return f"zero points of {zero.dtype.name.lower()}"
@@ -125,13 +126,15 @@ def _affine_reason(call: OpCall) -> str | None:
     return _reason(call) or block_reason(call["input"].shape, call["block_size"])
 
 
-@register("torchao.choose_qparams_affine.default", supports=_affine_reason, bytes=True)
+@register("torchao.choose_qparams_affine.default", supports=_affine_reason, **_BOTH)
 def choose_qparams_affine(b: Builder, call: OpCall) -> tuple[Tensor, Tensor]:
     """Scales and zero points by blocks, from their extremes (0 counts as one)."""
     bounds = (0, 255) if call["target_dtype"] == torch.uint8 else (-128, 127)
     given = (call["quant_min"], call["quant_max"])
     low, high = (int(d if g is None else g) for g, d in zip(given, bounds, strict=True))
     eps = _F32.smallest_normal if call["eps"] is None else call["eps"]
+    if call.outputs[0].dtype is DType.F16:  # a scale that is not rounded to 0
+        eps = max(eps, torch.finfo(torch.float16).smallest_normal)
     formula = "affine" if call["mapping_type"] == "ASYMMETRIC" else "symmetric"
     middle = int((high + low + 1) / 2)
     return emit_choose(b, call, product(call["block_size"]), (low, high), eps, formula, middle)
@@ -151,15 +154,13 @@ def _per_tensor(b: Builder, call: OpCall, formula: str, middle: int = 0) -> tupl
     return emit_choose(b, call, product(call["input"].shape), limits, call["eps"], formula, middle)
 
 
-@register("quantized_decomposed.choose_qparams.tensor", supports=_tensor_reason, bytes=True)
+@register("quantized_decomposed.choose_qparams.tensor", supports=_tensor_reason, **_BOTH)
 def choose_qparams(b: Builder, call: OpCall) -> tuple[Tensor, Tensor]:
     """One scale and zero point for all elements."""
     return _per_tensor(b, call, "affine")
 
 
-@register(
-    "quantized_decomposed.choose_qparams_symmetric.tensor", supports=_tensor_reason, bytes=True
-)
+@register("quantized_decomposed.choose_qparams_symmetric.tensor", supports=_tensor_reason, **_BOTH)
 def choose_qparams_symmetric(b: Builder, call: OpCall) -> tuple[Tensor, Tensor]:
     """One scale for all elements; the zero point is 0, of bytes without a sign 128."""
     return _per_tensor(b, call, "symmetric", 128 if call["dtype"] == torch.uint8 else 0)
@@ -173,9 +174,7 @@ def _token_reason(call: OpCall) -> str | None:
     return _reason(call)
 
 
-@register(
-    "quantized_decomposed.choose_qparams_per_token.default", supports=_token_reason, bytes=True
-)
+@register("quantized_decomposed.choose_qparams_per_token.default", supports=_token_reason, **_BOTH)
 def choose_qparams_per_token(b: Builder, call: OpCall) -> tuple[Tensor, Tensor]:
     """A scale for each row, from its largest magnitude; the zero points are 0."""
     eps = float((torch.tensor(1e-5) / 127).item())
@@ -185,7 +184,7 @@ def choose_qparams_per_token(b: Builder, call: OpCall) -> tuple[Tensor, Tensor]:
 @register(
     "quantized_decomposed.choose_qparams_per_token_asymmetric.default",
     supports=_token_reason,
-    bytes=True,
+    **_BOTH,
 )
 def choose_qparams_per_token_asymmetric(b: Builder, call: OpCall) -> tuple[Tensor, Tensor]:
     """A scale and a zero point for each row."""

@@ -7,7 +7,9 @@ from typing import Any
 from executorch_wgpu.ops.builder import Bind, Builder, DispatchSpec, Number, RouteSpec, linear_grid
 from executorch_wgpu.ops.call import OpCall
 from executorch_wgpu.ops.elementwise.pointwise import materialize
+from executorch_wgpu.ops.halves import is_float
 from executorch_wgpu.ops.matmul.pieces import whole_limits
+from executorch_wgpu.ops.quant.affine import narrowed
 from executorch_wgpu.ops.quant.layout import pack_affine
 from executorch_wgpu.ops.quant.weights import QuantWeight, weight_reason
 from executorch_wgpu.ops.registry import register
@@ -18,8 +20,10 @@ from executorch_wgpu.serialization.dispatch_list import DType
 WORKGROUP = 64
 
 
-def emit_gather_packed(b: Builder, name: str, table: QuantWeight, indices: Tensor) -> Tensor:
-    """Append a step; returns f32 [*indices.shape, K]. ``indices``: i32 or i64."""
+def emit_gather_packed(
+    b: Builder, name: str, table: QuantWeight, indices: Tensor, dtype: DType = DType.F32
+) -> Tensor:
+    """Append a step; returns [*indices.shape, K] of a float ``dtype``. ``indices``: i32 or i64."""
     out = b.empty((*indices.shape, table.k), DType.F32, name)
     index = indices if indices.is_contiguous else materialize(b, indices, f"{name}_indices")
     pieces = table.pieces(b)
@@ -32,7 +36,7 @@ def emit_gather_packed(b: Builder, name: str, table: QuantWeight, indices: Tenso
             RouteSpec("whole", [whole], limits=whole_limits(table.packed)),
             RouteSpec("pieces", parts),
         )
-    return out
+    return narrowed(b, out, dtype, name)
 
 
 def _dispatch(
@@ -77,17 +81,18 @@ def _reason(call: OpCall) -> str | None:
     indices: Any = call["indices"]
     if indices.dtype not in (DType.I32, DType.I64):
         return f"an index of dtype {indices.dtype.name.lower()} is not supported"
-    if call.outputs[0].dtype is not DType.F32:
+    if not is_float(call.outputs[0].dtype):
         return f"results of {call.outputs[0].dtype.name.lower()}"
     return weight_reason(call)
 
 
-@register("wgpu.embedding_q", "wgpu.packed_embedding.default", supports=_reason)
+@register("wgpu.embedding_q", "wgpu.packed_embedding.default", supports=_reason, converts=True)
 def embedding_q(b: Builder, call: OpCall) -> Tensor:
     """``indices`` of any shape -> [..., K]; the table's arguments are those of
     ``weights.weight_reason``. An index out of range gives NaN, as in ``embedding/gather.py``."""
     table = QuantWeight.of(call)
-    return emit_gather_packed(b, f"embedding_{table.kind}", table, call["indices"])
+    dtype = call.outputs[0].dtype
+    return emit_gather_packed(b, f"embedding_{table.kind}", table, call["indices"], dtype)
 
 
 # -- quantized_decomposed ------------------------------------------------------------------------
@@ -105,7 +110,7 @@ def _constant_reason(call: OpCall) -> str | None:
         return f"scales of {scales.dtype.name.lower()}"
     if call["indices"].dtype not in (DType.I32, DType.I64):
         return f"an index of dtype {call['indices'].dtype.name.lower()} is not supported"
-    if call.outputs[0].dtype is not DType.F32:
+    if not is_float(call.outputs[0].dtype):
         return f"results of {call.outputs[0].dtype.name.lower()}"
     k = call.outputs[0].shape[-1]
     groups = 1 if scales.rank == 1 else scales.shape[1]
@@ -125,6 +130,7 @@ def _constant_reason(call: OpCall) -> str | None:
     "quantized_decomposed.embedding_byte.dtype",
     supports=_constant_reason,
     bytes=True,
+    converts=True,
 )
 def embedding_decomposed(b: Builder, call: OpCall) -> Tensor:
     """ExecuTorch's quantized embeddings, packed anew: its bytes of two codes have the even element
@@ -153,4 +159,5 @@ def embedding_decomposed(b: Builder, call: OpCall) -> Tensor:
     packed = pack_affine(weight, scales, zeros, *limits, k // scales.shape[1])
     name = call["weight"].storage.name
     table = QuantWeight.of_packed(b, packed, name)
-    return emit_gather_packed(b, f"embedding_{table.kind}", table, call["indices"])
+    dtype = call.outputs[0].dtype
+    return emit_gather_packed(b, f"embedding_{table.kind}", table, call["indices"], dtype)

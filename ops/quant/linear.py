@@ -9,6 +9,7 @@ from executorch_wgpu.ops.halves import is_float
 from executorch_wgpu.ops.matmul.fused import formula_epilogue, formula_reason, norm_of
 from executorch_wgpu.ops.matmul.operators import as_rows
 from executorch_wgpu.ops.matmul.problem import Epilogue
+from executorch_wgpu.ops.quant.affine import widened
 from executorch_wgpu.ops.quant.products import Activations, emit_integer_product, emit_product
 from executorch_wgpu.ops.quant.weights import QuantWeight, weight_reason
 from executorch_wgpu.ops.registry import all_of, register
@@ -68,6 +69,8 @@ def packed_linear(b: Builder, call: OpCall) -> Tensor:
 def _integer_reason(call: OpCall) -> str | None:
     if call["x"].dtype is not DType.I8:
         return f"activations of {call['x'].dtype.name.lower()}"
+    if isinstance(call["x_scales"], Value) and not is_float(call["x_scales"].dtype):
+        return f"x_scales of {call['x_scales'].dtype.name.lower()}"
     for name in ("x_scales", "x_zeros"):
         value = call[name]
         rows = product(call["x"].shape[:-1])
@@ -85,7 +88,7 @@ def _integers(b: Builder, call: OpCall, epilogue: Epilogue) -> Tensor:
     out = b.empty(call.outputs[0].shape, call.outputs[0].dtype, "linear")
     x = as_rows(b, materialize(b, call["x"], "linear_rows"))
     scales, zeros = (
-        materialize(b, value, name) if isinstance(value, Tensor) else value
+        widened(b, value, name) if isinstance(value, Tensor) else value
         for name, value in (("x_scales", call["x_scales"]), ("x_zeros", call["x_zeros"]))
     )
     activations = Activations(x, scales, zeros)
@@ -93,7 +96,12 @@ def _integers(b: Builder, call: OpCall, epilogue: Epilogue) -> Tensor:
     return out
 
 
-@register("wgpu.linear_8da", supports=all_of(_integer_reason, formula_reason), bytes=True)
+@register(
+    "wgpu.linear_8da",
+    supports=all_of(_integer_reason, formula_reason),
+    bytes=True,
+    converts=True,
+)
 def linear_8da(b: Builder, call: OpCall) -> Tensor:
     """As ``wgpu.linear_q`` with int8 activations ``x_scales * (x - x_zeros)``, scales and zeros
     numbers, or tensors of one element or one a row."""
@@ -101,7 +109,10 @@ def linear_8da(b: Builder, call: OpCall) -> Tensor:
 
 
 @register(
-    "wgpu.packed_linear_8da.default", supports=all_of(_integer_reason, _bias_reason), bytes=True
+    "wgpu.packed_linear_8da.default",
+    supports=all_of(_integer_reason, _bias_reason),
+    bytes=True,
+    converts=True,
 )
 def packed_linear_8da(b: Builder, call: OpCall) -> Tensor:
     """The operator of ``torch_ops.py``: a product, plus ``bias`` [N] or None."""

@@ -138,6 +138,44 @@ def test_dynamic_activations(bits, k, rows):
     run(module, inputs)
 
 
+STORED = {
+    "4 bits": IntxWeightOnlyConfig(torch.int4, PerGroup(32)),
+    "8 bits, channels": Int8WeightOnlyConfig(),
+}
+STORED |= {
+    "8da4w": Int8DynamicActivationIntxWeightConfig(
+        weight_dtype=torch.int4, weight_granularity=PerGroup(32)
+    )
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("form", STORED)
+def test_a_model_in_16_bits(form, dtype):
+    """Its scales are in 16 bits, too, and activations are quantized from them."""
+    module = linear(96, 31).to(dtype)
+    quantize_(module, STORED[form])
+    inputs = (torch.randn(1, 5, 96).to(dtype),)
+    ops, _ = lowered(module, inputs)
+    assert ("wgpu.linear_8da" if form == "8da4w" else "wgpu.linear_q") in ops
+    assert not any("dequantize" in op or "mm" in op or "to_copy" in op for op in ops)
+    with torch.no_grad():
+        want = module(*inputs)
+    (got,) = exports.method(module, inputs).execute(list(inputs))
+    assert str(torch.as_tensor(got).dtype) == str(dtype)
+    # Eager rounds the weight, the scales and, with 8da4w, each step of a quantization.
+    loose = 0.03 if form == "8da4w" and dtype is torch.bfloat16 else 0.01
+    assert_close(torch.as_tensor(got), want, abs_tol=loose * float(want.abs().max()), rel_tol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_scales_in_16_bits(dtype):
+    module = linear()
+    quantize_(module, IntxWeightOnlyConfig(torch.int4, PerGroup(32), scale_dtype=dtype))
+    assert lowered(module, (torch.randn(3, 256),))[0] == ["wgpu.linear_q"]
+    run(module, (torch.randn(3, 256),))
+
+
 def test_an_odd_number_of_columns():
     module = linear(77, 31)
     quantize_(

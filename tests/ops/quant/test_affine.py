@@ -56,6 +56,23 @@ def test_groups(device, dtype, block):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_inputs_scales_and_results_in_16_bits(device, dtype):
+    """Steps so far from a middle that rounding x / scale, as PyTorch does, changes none."""
+    codes = integers(-128, 127, (3, 7), torch.int8)
+    scales, zeros = (
+        torch.tensor([[0.5], [0.25], [2.0]]).to(dtype),
+        integers(-9, 9, (3, 1), torch.int8),
+    )
+    x = ((codes.float() - zeros) * scales).to(dtype)
+    block = [1, 7]
+    args = (x, block, scales, zeros, torch.int8, -128, 127)
+    same(*run(device, "torchao.quantize_affine.default", args))
+    args = (codes, block, scales, zeros, torch.int8, -128, 127, dtype)
+    got, want = run(device, "torchao.dequantize_affine.default", args)
+    assert torch.equal(torch.as_tensor(got[0]), want)
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_channels(device, axis):
     x = randn(3, 5, 7)

@@ -11,7 +11,7 @@ from torch.ao.quantization.fx import _decomposed  # noqa: F401
 from executorch_wgpu.ops.quant.choose import ALONE
 from executorch_wgpu.serialization.dispatch_list import DType
 
-from harness import Chain
+from harness import Chain, assert_close
 
 decomposed = torch.ops.quantized_decomposed
 
@@ -84,3 +84,14 @@ def test_a_token_at_a_time(device, shape, by):
     for name in ("choose_qparams_per_token", "choose_qparams_per_token_asymmetric"):
         got, want = run(device, f"quantized_decomposed.{name}.default", (x, torch.int8))
         same(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mapping", ["ASYMMETRIC", "SYMMETRIC"])
+def test_16_bits(device, dtype, mapping):
+    x = torch.cat([shifted((4, 33), 0.5), torch.zeros(1, 33)]).to(dtype)
+    args = (x, mapping, [1, 33], torch.int8, -128, 127, None, None, torch.int8)
+    (scales, points), want = run(device, "torchao.choose_qparams_affine.default", args)
+    # PyTorch rounds on the way.
+    assert_close(torch.as_tensor(scales), want[0], 1e-30, torch.finfo(dtype).eps)
+    assert (torch.as_tensor(points).int() - want[1].int()).abs().max() <= 1
