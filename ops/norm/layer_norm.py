@@ -94,7 +94,7 @@ def layer_norm(b: Builder, call: OpCall) -> tuple[Tensor, Tensor, Tensor]:
             },
             grid=linear_grid(rows.shape[0]),
             workgroup=(workgroup,),
-            workgroup_bytes=4 * workgroup,
+            workgroup_bytes=8 * workgroup,
             flops=8 * x.numel,
         )
     )

@@ -1,11 +1,11 @@
 {# One workgroup normalises one row of DIM elements: y = (x - mean) / sqrt(variance + EPS) * weight
-   + bias, and gives the mean and the factor. The mean is taken first and the variance around it,
-   which keeps the digits of rows far from zero. VEC: elements a lane moves at once. WEIGHT, BIAS:
-   whether there is one. X, W, B, Y, M, R: codecs of halves.wgsl. #}
+   + bias, and gives the mean and the factor. The mean is taken first, then the variance around it
+   and what it was off by: so rows far from zero keep their digits. VEC: elements a lane moves at
+   once. WEIGHT, BIAS: whether there is one. X, W, B, Y, M, R: codecs of halves.wgsl. #}
 {% from "halves.wgsl" import half_functions, read, quad, write_one %}
 {% set x_at = read("x", X, VEC == 4, "start + i") %}
 {{ half_functions([X, W, B, Y, M, R]) }}
-var<workgroup> partial: array<f32, {{ WG_X }}>;
+var<workgroup> partial: array<vec2<f32>, {{ WG_X }}>;
 {% macro fold() %}
     workgroupBarrier();
 {% set ns = namespace(half=WG_X // 2) %}
@@ -28,24 +28,27 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
     for (var i = lane; i < {{ DIM }}; i += {{ WG_X }}u) {
         total += {{ "dot(%s, vec4<f32>(1.0))" % x_at if VEC == 4 else x_at }};
     }
-    partial[lane] = total;
+    partial[lane] = vec2<f32>(total, 0.0);
 {{ fold() }}
-    let mean = partial[0] / count;
+    let about = partial[0].x / count;
     workgroupBarrier();
+    var rest = 0.0;
     var squares = 0.0;
     for (var i = lane; i < {{ DIM }}; i += {{ WG_X }}u) {
-        let value = {{ x_at }} - mean;
+        let value = {{ x_at }} - about;
+        rest += {{ "dot(value, vec4<f32>(1.0))" if VEC == 4 else "value" }};
         squares += {{ "dot(value, value)" if VEC == 4 else "value * value" }};
     }
-    partial[lane] = squares;
+    partial[lane] = vec2<f32>(rest, squares);
 {{ fold() }}
-    let factor = inverseSqrt(partial[0] / count + {{ EPS }});
+    let off = partial[0].x / count;
+    let factor = inverseSqrt(max(partial[0].y / count - off * off, 0.0) + {{ EPS }});
     if (lane == 0u) {
-        {{ write_one("means", M, "row", "mean") }}
+        {{ write_one("means", M, "row", "about + off") }}
         {{ write_one("factors", R, "row", "factor") }}
     }
     for (var i = lane; i < {{ DIM }}; i += {{ WG_X }}u) {
-        let result = ({{ x_at }} - mean) * factor
+        let result = ({{ x_at }} - about - off) * factor
             {{- " * " ~ read("weight", W, VEC == 4, "i + " ~ WEIGHT_START) if WEIGHT }}
             {{- " + " ~ read("bias", B, VEC == 4, "i + " ~ BIAS_START) if BIAS }};
         let at = row * {{ DIM }} + i;
