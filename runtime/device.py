@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from executorch_wgpu.serialization.limits import DEFAULT_LIMITS
+from executorch_wgpu.serialization.limits import DEFAULT_LIMITS, INTEGER_DOT
 
 from .errors import SoftwareAdapterWarning, UnsupportedDeviceError
 
@@ -83,12 +83,22 @@ class Capabilities:
 
 
 def capabilities(device_or_adapter: Any) -> Capabilities:
-    """The features and limits of a ``GPUDevice`` (what it was created with) or ``GPUAdapter``."""
-    features = frozenset(
-        "subgroups" if name == "subgroup" else name for name in device_or_adapter.features
-    )
+    """The features and limits of a ``GPUDevice`` (what it was created with) or ``GPUAdapter``.
+    Among the features is INTEGER_DOT where kernels built on dot4I8Packed are likely to pay."""
+    adapter = getattr(device_or_adapter, "adapter", device_or_adapter)
+    features = {"subgroups" if n == "subgroup" else n for n in device_or_adapter.features}
+    if _multiplies_bytes(adapter):
+        features.add(INTEGER_DOT)
     limits = {name.replace("_", "-"): int(v) for name, v in device_or_adapter.limits.items()}
-    return Capabilities(features, limits)
+    return Capabilities(frozenset(features), limits)
+
+
+def _multiplies_bytes(adapter: Any) -> bool:
+    """Whether dot4I8Packed becomes one operation of the language that the driver takes: SPIR-V and
+    HLSL have it, Metal's and GLSL do not. WebGPU does not tell. EXECUTORCH_WGPU_INTEGER_DOT, 0 or
+    1, overrules."""
+    said = os.environ.get("EXECUTORCH_WGPU_INTEGER_DOT")
+    return said != "0" if said else adapter.info.get("backend_type") in ("Vulkan", "D3D12")
 
 
 @dataclass(frozen=True, slots=True)

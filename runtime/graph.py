@@ -43,6 +43,10 @@ T = TypeVar("T")
 #: Steps that may be submitted and not collected.
 MAX_IN_FLIGHT = 3
 
+#: Where the GPU has nothing to do, a third of a step of at least so many dispatches is submitted
+#: before the rest is recorded, and computes meanwhile.
+LONG_STEP = 48
+
 
 def env_switch(name: str) -> bool:
     """An environment variable as a switch: unset, empty and 0 are off."""
@@ -121,6 +125,8 @@ class WebGPUGraph:
             debug_labels = env_switch("EXECUTORCH_WGPU_DEBUG_LABELS")
         self._poison = env_switch("EXECUTORCH_WGPU_POISON") if poison is None else poison
         self._lock = threading.Lock()
+        #: Why the states are undefined: a step stopped after its first part was submitted.
+        self._torn = ""
         self._admission = Admission(program, self.label, positions)
         have = capabilities(device)
         try:
@@ -250,6 +256,11 @@ class WebGPUGraph:
             return run(record)
 
     def _submit(self, inputs: Sequence[object], wanted: Sequence[int] | None) -> PendingStep:
+        if self._torn:
+            raise WgpuDelegateError(
+                f"{self.label}: a step stopped half way ({self._torn}), so what it keeps between "
+                "calls is undefined. Load it again: program.reload()"
+            )
         if len(self._flight) >= MAX_IN_FLIGHT:
             raise WgpuDelegateError(
                 f"{self.label}: {MAX_IN_FLIGHT} steps are in flight; collect the oldest with "
@@ -314,47 +325,78 @@ class WebGPUGraph:
         """Records and submits; returns the submission's token.
 
         Recording comes first and may raise; data is written and the work submitted only when the
-        command buffer is whole, so a failure leaves no half of a step behind.
+        command buffer is whole, so a failure leaves no half of a step behind. The exception is a
+        long step on an idle GPU, whose first dispatches are submitted ahead: see LONG_STEP.
         """
-        queue, buffers, profiler = self.device.queue, self._buffers, self._profiler
+        device, profiler, prepared = self.device, self._profiler, plan.prepared
         live = self._live
-        encoder = self.device.create_command_encoder(label=self.label)
+        ahead = profiler is None and not self._flight and len(prepared) >= LONG_STEP
+        encoder = device.create_command_encoder(label=self.label)
         if profiler is not None:
             profiler.start(encoder, plan, admitted.symbols, copies_first=bool(fed))
         kept = self._record_feedback(encoder, fed)
+        if ahead:
+            head = len(prepared) // 3
+            offset = live.offset
+            self._record_pass(encoder, prepared[:head], values, offset)
+            commands = encoder.finish(label=self.label)
+            self._write(admitted, kept, values)
+            self._submitter.submit(commands)
+            try:
+                encoder = device.create_command_encoder(label=self.label)
+                self._record_pass(encoder, prepared[head:], values, offset)
+                self._record_readback(encoder, pending)
+                return self._submitter.submit(encoder.finish(label=self.label))
+            except BaseException as error:
+                self._torn = str(error) or type(error).__name__
+                raise
         if profiler is None:
-            compute = encoder.begin_compute_pass(label=self.label)
-            self._recorder.record(compute, live.group, live.offset, plan.prepared, values)
-            compute.end()
+            self._record_pass(encoder, prepared, values, live.offset)
         else:
             profiler.record(encoder, live.group, live.offset, values)
-        staging = pending.staging
-        for output in pending.layout.outputs:
-            if isinstance(output, Readback) and output.size:
-                assert staging is not None
-                encoder.copy_buffer_to_buffer(
-                    buffers[output.buffer], 0, staging.buffer, output.start, output.size
-                )
-                if profiler is not None:
-                    name = self.program.buffers[output.buffer].name
-                    profiler.copied(encoder, f"read back {name}", output.size)
+        self._record_readback(encoder, pending)
         if profiler is not None:
             profiler.finish(encoder)
         commands = encoder.finish(label=self.label)
         if profiler is not None:
             profiler.mark("encode")
-        if self._poison:
-            buffers.poison(kept)
-        for index, data in admitted.uploads:
-            if buffers[index] is not None:
-                queue.write_buffer(buffers[index], 0, data)
-        live.write(queue, values[: len(self.program.live)])
+        self._write(admitted, kept, values)
         if profiler is None:
             return self._submitter.submit(commands)
         profiler.mark("upload")
         token = self._submitter.submit(commands)
         profiler.mark("submit")
         return token
+
+    def _record_pass(
+        self, encoder: Any, prepared: list[Any], values: list[int], offset: int
+    ) -> None:
+        compute = encoder.begin_compute_pass(label=self.label)
+        self._recorder.record(compute, self._live.group, offset, prepared, values)
+        compute.end()
+
+    def _record_readback(self, encoder: Any, pending: PendingStep) -> None:
+        """Copies the outputs that were asked for to the step's staging buffer."""
+        staging = pending.staging
+        for output in pending.layout.outputs:
+            if isinstance(output, Readback) and output.size:
+                assert staging is not None
+                encoder.copy_buffer_to_buffer(
+                    self._buffers[output.buffer], 0, staging.buffer, output.start, output.size
+                )
+                if self._profiler is not None:
+                    name = self.program.buffers[output.buffer].name
+                    self._profiler.copied(encoder, f"read back {name}", output.size)
+
+    def _write(self, admitted: Admitted, kept: set[int], values: list[int]) -> None:
+        """Gives the queue what the step reads: inputs and live scalars."""
+        queue, buffers = self.device.queue, self._buffers
+        if self._poison:
+            buffers.poison(kept)
+        for index, data in admitted.uploads:
+            if buffers[index] is not None:
+                queue.write_buffer(buffers[index], 0, data)
+        self._live.write(queue, values[: len(self.program.live)])
 
     def _record_feedback(self, encoder: Any, fed: Mapping[int, tuple[int, ...]]) -> set[int]:
         """Copies outputs of the last step to inputs of this one; returns the buffers they are in.

@@ -7,7 +7,7 @@ from typing import Any
 
 from executorch_wgpu.serialization.dispatch_list import BufferKind, DType, Program
 
-#: ``linear_w4g32_gemv1``, ``linear_a8w8_1``, ``embedding_w4g32`` (see ``QuantWeight.kind``).
+#: ``linear_w4g32_digits``, ``linear_a8w8_1``, ``embedding_w4g32`` (see ``QuantWeight.kind``).
 _KIND = re.compile(r"(?:^|_)(a8)?w([48])(?:g(\d+))?(?:_|$)")
 
 

@@ -20,8 +20,12 @@ DEFAULT_LIMITS: dict[str, int] = {
     "max-compute-workgroups-per-dimension": 65535,
 }
 
-#: The optional features of WebGPU that a compute kernel can need, by WebGPU's names.
-KNOWN_FEATURES: frozenset[str] = frozenset({"shader-f16", "subgroups"})
+#: No feature of WebGPU, where every device has WGSL's dot4I8Packed: that the driver is handed it as
+#: one operation, so that kernels built on it pay.
+INTEGER_DOT = "integer-dot"
+
+#: The optional features that a compute kernel can need, by WebGPU's names; and INTEGER_DOT.
+KNOWN_FEATURES: frozenset[str] = frozenset({"shader-f16", "subgroups", INTEGER_DOT})
 
 #: WGSL extension, as :class:`~executorch_wgpu.serialization.dispatch_list.Shader` names it ->
 #: the feature of the device without which its ``enable`` is an error.

@@ -15,6 +15,7 @@
    word, as bits of the mantissa of a float from 1 to 2: less its center, that is exactly
    (code - zero) * 2^(place - 23). Powers of two by place go onto a, where all rows share them. #}
 {% from "matmul/operands.wgsl" import at, step, load, store, functions with context %}
+{% from "matmul/one_row_sums.wgsl" import add_up, sums_memory with context %}
 {% if Q %}
 {% from "quant/weights.wgsl" import quant_functions with context %}
 {# For each vec4 of a and component: the code's place after a shift of the word (0 or SHIFT). #}
@@ -33,13 +34,7 @@ bitcast<vec4<f32>>(vec4<u32>({% for place in PLACES[kind] %}{{ 0x3f800000 + Q.ze
 {%- endif -%}
 {%- endmacro %}
 {% endif %}
-{% set GROUP_ROWS = 2 if PAIRS else 1 %}
-{% set STORED = R // GROUP_ROWS %}
-{% set SUMS = R + 1 if NORM else R %}
-{# Each sum is added up by PARTS lanes, then by one. PITCH: lanes side by side meet in no bank. #}
-{% set PARTS = [8, LANES] | min %}
-{% set PITCH = LANES + 8 %}
-var<workgroup> partial: array<f32, {{ SLICES * SUMS * PITCH }}>;
+{{ sums_memory() }}
 {% if Q %}
 {{ quant_functions() }}
 {% endif %}
@@ -148,39 +143,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {% endfor %}
     }
 {% for r in range(R) %}
-    partial[(slice * {{ SUMS }}u + {{ r }}u) * {{ PITCH }}u + first] = {{ "sum%d" % r if Q else "sum%d.x + sum%d.y + sum%d.z + sum%d.w" % (r, r, r, r) }};
+    let row_sum{{ r }} = {{ "sum%d" % r if Q else "sum%d.x + sum%d.y + sum%d.z + sum%d.w" % (r, r, r, r) }};
 {% endfor %}
-{% if NORM %}
-    partial[(slice * {{ SUMS }}u + {{ R }}u) * {{ PITCH }}u + first] = squares;
-{% endif %}
-    workgroupBarrier();
-{% for round in range((SUMS * PARTS + LANES - 1) // LANES) %}
-    {
-        let task = first + {{ round * LANES }}u;
-        {{ "if (task < %du) " % (SUMS * PARTS) if (round + 1) * LANES > SUMS * PARTS }}{
-            let at = (slice * {{ SUMS }}u + task / {{ PARTS }}u) * {{ PITCH }}u + task % {{ PARTS }}u;
-            partial[at] = partial[at]
-{%- for part in range(1, LANES // PARTS) %}
-
-                + partial[at + {{ part * PARTS }}u]
-{%- endfor %};
-        }
-    }
-{% endfor %}
-    workgroupBarrier();
-    let n = n_first{{ " / 2u" if PAIRS }} + first;
-    if (first < {{ STORED }}u && n < {{ N }}{{ " / 2u" if PAIRS }}) {
-{% macro total(sum) -%}
-{%- for part in range(PARTS) -%}
-partial[(slice * {{ SUMS }}u + {{ sum }}) * {{ PITCH }}u + {{ part }}u]{{ " + " if not loop.last }}
-{%- endfor -%}
-{%- endmacro %}
-{% if NORM %}
-        let root = inverseSqrt(({{ total("%du" % R) }}) / f32({{ K }}) + {{ NORM_EPS }});
-{% endif %}
-{% for o in range(GROUP_ROWS) %}
-        let total{{ o }} = {{ "root * " if NORM }}({{ total("first * %du + %du" % (GROUP_ROWS, o)) }});
-{% endfor %}
-        {{ store("n", "finish(total0, %sbatch, m, n)" % ("total1, " if PAIRS else "")) }}
-    }
+{{ add_up() }}
 }

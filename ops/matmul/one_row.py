@@ -1,7 +1,8 @@
-"""The kernel for one row, a step of decode: the row in registers, many rows of ``w`` past it.
+"""The kernels for one row, a step of decode: the row in registers, many rows of ``w`` past it.
 
 ``gemv_one.wgsl`` serves dense weights that are read along k, 16 bytes at a load, and packed ones
-with one scale a load; what it cannot take goes the way of a few rows."""
+with one scale a load; what it cannot take goes the way of a few rows. ``quant/gemv_digits.wgsl`` is
+for packed ones too, over integers."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from executorch_wgpu.ops.matmul.problem import (
 )
 from executorch_wgpu.ops.symbolic import Scalar, ceil_div, upper_bound
 from executorch_wgpu.ops.tensor import touched_bytes
+from executorch_wgpu.serialization.limits import DEFAULT_LIMITS
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,31 @@ class OneRowConfig:
         rows = (2 if quads <= 2 else 4) * (2 if n >= 8192 else 1)
         return OneRowConfig(lanes, rows, 1, min(4 if quads <= 2 else 1, units // lanes))
 
+    @staticmethod
+    def of_digits(units: int, n: int, group: int = 1) -> OneRowConfig:
+        """As :meth:`choose`, for products over digits: slices share the work of making them, and
+        rows pay for it, as long as there are workgroups for a large GPU."""
+        lanes = min(256, max(8, 1 << max(units - 1, 0).bit_length()))
+        if units > lanes:
+            # The one that leaves fewer lanes without a unit in the last round.
+            lanes = min((256, 128), key=lambda lanes: -units % lanes)
+        slices = 1 if units > lanes else min(4, 256 // lanes)
+        rows = 8
+        while n < 96 * rows * slices and slices > 1:
+            slices //= 2
+        while n < 96 * rows * slices and rows > max(2, group):
+            rows //= 2
+        return OneRowConfig(lanes, max(rows, group), slices, 1)
+
+
+#: Words of workgroup memory that every device has.
+_MOST_WORDS = DEFAULT_LIMITS["max-compute-workgroup-storage-size"] // 4
+
+
+def _words_of_sums(config: OneRowConfig, rows: int, problem: Problem) -> int:
+    """Workgroup memory that ``one_row_sums.wgsl`` takes for so many rows at a time."""
+    return config.slices * (rows + (problem.norm is not None)) * (config.lanes + 8)
+
 
 def dense_unit(problem: Problem) -> int | None:
     """Elements of a load of a dense ``w``; None where the kernel does not apply."""
@@ -65,6 +92,7 @@ def one_row_dispatch(
     packed: dict[str, Any] | None,
     config: OneRowConfig | None = None,
     bytes: Scalar | None = None,
+    digits: bool = False,
 ) -> DispatchSpec:
     """One dispatch for one row (or none) of ``a``.
 
@@ -73,24 +101,29 @@ def one_row_dispatch(
         name: of the dispatch.
         reads, params: bindings and parameters of a packed ``w``, filled up here; empty otherwise.
         packed: Q of quant/weights.wgsl, None for a dense ``w``.
+        digits: over integers (``quant/gemv_digits.wgsl``), for a packed ``w``.
     """
     k = problem.k
     assert isinstance(k, int)
     units, quads = -(-k // unit), unit // 4
-    config = config or OneRowConfig.choose(units, upper_bound(problem.n), quads, problem.group)
+    n = upper_bound(problem.n)
+    if config is None and digits:
+        config = OneRowConfig.of_digits(units, n, problem.group)
+    config = config or OneRowConfig.choose(units, n, quads, problem.group)
     lanes, per_chunk = config.lanes, config.lanes * config.unroll
     chunks = -(-units // per_chunk)
     params |= {"N": problem.n, "K": k, "UNITS": units}
     a = Operand("a", problem.a, 2)
     reads["a"] = a.bind
-    consts: dict[str, Any] = {"A": a.describe(params), "Q": packed, "NORM": False}
+    consts: dict[str, Any] = {"A": a.describe(params), "Q": packed}
+    consts |= {"NORM": False, "NORM_WEIGHT": None}
     if packed is None:
         w = Operand("w", problem.w, 2, width=8 if unit == 8 else 4)
         reads["w"] = w.bind
         consts["W"] = w.describe(params)
     if problem.norm is not None:
         params["NORM_EPS"] = float(problem.norm.eps)
-        consts |= {"NORM": True, "NORM_WEIGHT": None}
+        consts["NORM"] = True
         if problem.norm.weight is not None:
             weight = Operand("norm_weight", problem.norm.weight.expand((1, 1, k)), 2)
             reads["norm_weight"] = weight.bind
@@ -98,12 +131,16 @@ def one_row_dispatch(
     epilogue = describe_epilogue(problem, params, reads)
     if problem.norm is not None and problem.norm.weight is not None:
         epilogue["CODECS"] = epilogue["CODECS"] | {consts["NORM_WEIGHT"]["codec"]}
-    sums = config.rows + (problem.norm is not None)
+    words = lanes * (3 * config.slices + 3 * quads) if digits and config.slices > 1 else 0
+    rows = config.rows
+    while rows > problem.group and words + _words_of_sums(config, rows, problem) > _MOST_WORDS:
+        rows //= 2
+    words += _words_of_sums(config, rows, problem)
     if bytes is None:
         operands = [problem.a, problem.w, problem.out, *problem.epilogue.operands]
         bytes = touched_bytes(operands)
     return b.dispatch(
-        "matmul/gemv_one.wgsl",
+        "quant/gemv_digits.wgsl" if digits else "matmul/gemv_one.wgsl",
         name,
         reads=reads,
         writes={"out": bind_out(problem)},
@@ -115,6 +152,9 @@ def one_row_dispatch(
             "SLICES": config.slices,
             "U": config.unroll,
             "XQ": quads,
+            "UNIT": unit,
+            "SPLIT": digits,
+            "ROUND": rows,
             "CHUNKS": chunks,
             "UNIT_EDGE": units % per_chunk != 0,
             "K_EDGE": k % unit != 0,
@@ -122,7 +162,7 @@ def one_row_dispatch(
         },
         grid=linear_grid(ceil_div(problem.n, config.rows * config.slices) * problem.m),
         workgroup=(lanes * config.slices,),
-        workgroup_bytes=4 * config.slices * sums * (lanes + 8),
+        workgroup_bytes=4 * words,
         bytes=bytes,
         flops=problem.flops,
     )

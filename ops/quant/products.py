@@ -26,6 +26,7 @@ from executorch_wgpu.ops.matmul.problem import (
 from executorch_wgpu.ops.quant.weights import QuantWeight
 from executorch_wgpu.ops.symbolic import Scalar, bounds, ceil_div, less_equal
 from executorch_wgpu.ops.tensor import Tensor, touched_bytes
+from executorch_wgpu.serialization.limits import INTEGER_DOT
 
 _PLAIN = Epilogue()
 
@@ -72,13 +73,15 @@ class _Rows:
 @dataclass(frozen=True)
 class _Choice:
     """A kernel, when it applies and what makes its dispatch or dispatches, with ``pieces`` for a
-    piece of the weight too. ``norms``: it takes ``a`` before the problem's norm."""
+    piece of the weight too. ``norms``: it takes ``a`` before the problem's norm. ``features``: that
+    the device has to have."""
 
     name: str
     guard: Scalar
     make: Callable[[_Rows], DispatchSpec | list[DispatchSpec]]
     norms: bool = False
     pieces: bool = True
+    features: tuple[str, ...] = ()
 
 
 def emit_product(
@@ -104,6 +107,8 @@ def emit_product(
     whole = _Rows(problem, weight)
     if least <= 1 and _fits_one_row(whole):
         guard = less_equal(a.shape[1], 1)
+        digits = partial(_one_row, b, digits=True)
+        choices.append(_Choice("digits", guard, digits, norms=True, features=(INTEGER_DOT,)))
         choices.append(_Choice("one_row", guard, partial(_one_row, b), norms=True))
     for limit, tile in _GEMV_LIMITS:
         if least > limit or (limit <= 1 and choices):
@@ -134,7 +139,7 @@ def _emit_routes(b: Builder, whole: _Rows, choices: Sequence[_Choice]) -> None:
     for c in choices:
         first, problem = after.of(c.norms)
         made = as_list(c.make(_Rows(problem, weight)))
-        routes.append(RouteSpec(c.name, [*first, *made], c.guard, limits=limits))
+        routes.append(RouteSpec(c.name, [*first, *made], c.guard, c.features, limits))
     for c in choices if pieces else ():
         if not c.pieces:
             continue
@@ -145,7 +150,7 @@ def _emit_routes(b: Builder, whole: _Rows, choices: Sequence[_Choice]) -> None:
             rows = _rows_of(part)
             of_piece = replace(problem, w=rows, first=piece.first, piece_of=problem.w)
             parts += as_list(c.make(_Rows(of_piece, part)))
-        routes.append(RouteSpec(f"{c.name}_pieces", [*first, *parts], c.guard))
+        routes.append(RouteSpec(f"{c.name}_pieces", [*first, *parts], c.guard, c.features))
     b.step(*routes)
 
 
@@ -163,7 +168,7 @@ def _fits_one_row(rows: _Rows) -> bool:
     )
 
 
-def _one_row(b: Builder, rows: _Rows) -> DispatchSpec:
+def _one_row(b: Builder, rows: _Rows, digits: bool = False) -> DispatchSpec:
     problem, weight = rows.problem, rows.weight
     params: dict[str, Number] = {}
     described = weight.describe(params)
@@ -171,11 +176,12 @@ def _one_row(b: Builder, rows: _Rows) -> DispatchSpec:
         b,
         problem,
         _UNIT * 32 // weight.bits,
-        f"{problem.name}_{weight.kind}_gemv1",
+        f"{problem.name}_{weight.kind}_{'digits' if digits else 'gemv1'}",
         weight.reads(_ELEMENTS[_UNIT]),
         params,
         described,
         bytes=weight.bytes + touched_bytes([problem.a, problem.out, *problem.epilogue.operands]),
+        digits=digits,
     )
 
 

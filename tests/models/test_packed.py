@@ -164,7 +164,7 @@ def test_as_many_dispatches_as_in_f32():
     """q, k and v are joined, gates too; residuals, RoPE and caches are taken in."""
     found = steps(2, pack=Packer("4w:32", "4:32"))
     assert len(found) <= 6 * 2 + 2
-    assert "layers.1.attention.wq+wk+wv/linear_w4g32_gemv1" in found
+    assert "layers.1.attention.wq+wk+wv/linear_w4g32_digits" in found
     # One quantization for q, k and v, one for the gates; norms stand before it.
     integers = steps(2, pack=Packer("8da4w:32"), dynamic=True)
     assert len(integers) == len(found) + 2 * (4 * 2 + 1) + 2 * 2 + 1

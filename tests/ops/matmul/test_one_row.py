@@ -100,13 +100,68 @@ def test_dense(device, n, k, dtype, form):
     check(device, (randn(n, k) / k**0.5).to(dtype), **form)
 
 
+@pytest.fixture(params=["digits", "one_row"])
+def way(request, monkeypatch):
+    """Packed weights over integers, and over floats as where dot4I8Packed does not pay."""
+    monkeypatch.setenv("EXECUTORCH_WGPU_INTEGER_DOT", str(int(request.param == "digits")))
+    return request.param
+
+
 @pytest.mark.parametrize("form", [{"norm": "weight"}, {"norm": "plain", "pairs": True}], ids=str)
 @pytest.mark.parametrize(
-    ("bits", "group", "zeros"), [(4, 32, ""), (4, 64, "bytes"), (4, 32, "offsets"), (8, 32, "")]
+    ("bits", "group", "zeros"),
+    [(4, 32, ""), (4, 64, "bytes"), (4, 32, "offsets"), (8, 32, ""), (8, 16, "bytes")],
 )
-@pytest.mark.parametrize(("n", "k"), [(70, 36), (10, 2080)])
-def test_packed(device, n, k, bits, group, zeros, form):
-    check(device, packed(n, k, bits, group, zeros, torch.float16), **form)
+@pytest.mark.parametrize(("n", "k"), [(70, 36), (10, 2080), (6, 9000)])
+def test_packed(device, way, n, k, bits, group, zeros, form):
+    weight = packed(n, k, bits, group, zeros, torch.float16)
+    assert [route.name for route in chain_of(weight, 1).lower().program.steps[0].routes[:2]] == [
+        "digits",
+        "one_row",
+    ]
+    check(device, weight, **form)
+
+
+SIZES = {
+    "zeros": lambda x: x * 0,
+    "tiny": lambda x: x * 1e-37,
+    "huge": lambda x: x * 1e36,
+    "integers": lambda x: (x * 1000).round(),
+    "one large": lambda x: torch.where(x == x.max(), 1e6, x),
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("zeros", ["", "bytes", "offsets"])
+def test_sizes_of_activations(device, way, size, zeros):
+    """Error in units of the sum of the products' sizes, which is what f32 can promise."""
+    weight = packed(24, 516, 4, 64, zeros, torch.float16)
+    for part in (weight.scales, weight.offsets):
+        if part is not None:
+            part.mul_(0.01)
+    x = SIZES[size](randn(1, 516))
+    (y,) = chain_of(weight, 1).graph(device).execute([x.numpy()])
+    dense = weight.dequantize().double()
+    scale = x.double().abs() @ dense.abs().T
+    error = (torch.as_tensor(y).double() - x.double() @ dense.T).abs()
+    assert (error <= 1e-6 * scale + 1e-37 * 516).all(), (error / scale).max()
+
+
+def test_activations_that_are_not_finite(device, way):
+    """They are not lost: what they touch is not finite."""
+    weight = packed(12, 96, 4, 32, "", torch.float16)
+    for value in (float("nan"), float("inf"), -float("inf")):
+        x = randn(1, 96)
+        x[0, 40] = value
+        (y,) = chain_of(weight, 1).graph(device).execute([x.numpy()])
+        assert not torch.isfinite(torch.as_tensor(y)).any()
+
+
+def test_same_bits_every_time(device, way):
+    weight = packed(70, 1000, 4, 32, "", torch.float16)
+    x = randn(1, 1000).numpy()
+    found = {chain_of(weight, 1).graph(device).execute([x])[0].tobytes() for _ in range(3)}
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("quantized", [False, True])
@@ -137,9 +192,33 @@ CONFIGS = [
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("quantized", [False, True])
 def test_every_way_to_divide_it(device, config, quantized, monkeypatch):
+    monkeypatch.setenv("EXECUTORCH_WGPU_INTEGER_DOT", "0")
     monkeypatch.setattr(OneRowConfig, "choose", staticmethod(lambda *_: config))
     n, k = 38, 2080
     weight = packed(n, k, 4, 32, "bytes", torch.float32) if quantized else randn(n, k) / 50
+    check(device, weight, norm="weight")
+    check(device, weight, pairs=True)
+
+
+@pytest.mark.parametrize(
+    ("bits", "k", "config"),
+    [
+        (4, 996, OneRowConfig(32, 2, 1, 1)),
+        (4, 996, OneRowConfig(32, 4, 2, 1)),
+        (4, 2048, OneRowConfig(64, 16, 4, 1)),
+        (4, 2048, OneRowConfig(64, 8, 1, 1)),
+        (4, 9000, OneRowConfig(128, 2, 1, 1)),
+        (4, 9000, OneRowConfig(256, 4, 1, 1)),
+        (8, 500, OneRowConfig(32, 2, 4, 1)),
+        (8, 2048, OneRowConfig(128, 4, 2, 1)),
+        (8, 9000, OneRowConfig(256, 2, 1, 1)),
+    ],
+    ids=str,
+)
+def test_every_way_to_divide_digits(device, bits, k, config, monkeypatch):
+    monkeypatch.setenv("EXECUTORCH_WGPU_INTEGER_DOT", "1")
+    monkeypatch.setattr(OneRowConfig, "of_digits", staticmethod(lambda *_: config))
+    weight = packed(38, k, bits, 32, "bytes", torch.float32)
     check(device, weight, norm="weight")
     check(device, weight, pairs=True)
 
