@@ -119,6 +119,23 @@ def long_products():
     return c.lower().program
 
 
+def packed_product():
+    """Rows times a packed weight with its scales 32 codes apart, normed before."""
+    c = Chain()
+    x = c.input("x", (c.dim_of("M", 0, 1, 9), 64))
+    args = {
+        "x": x,
+        "weight": c.constant(torch.zeros(6, 8, dtype=torch.int32)),
+        "scales": c.constant(torch.ones(6, 2, dtype=torch.float16)),
+        "zeros": None,
+        **{"bits": 4, "group": 32, "k": 64, "zero": 8},
+        **{"formula": None, "operands": [], "pairs": False},
+        **{"norm_weight": c.constant(torch.ones(64)), "norm_eps": 1e-5},
+    }
+    c.output(*c.call("wgpu.linear_q", args, [(x.dtype, (x.shape[0], 6))]))
+    return c.lower().program
+
+
 def lowered_programs():
     S = torch.export.Dim("S", min=1, max=9)
     inputs = (
@@ -128,7 +145,8 @@ def lowered_programs():
     )
     shapes = ({1: S}, {1: S}, {1: S})
     sampling = (torch.randn(1, 1, 77), torch.ones(1), torch.ones(1))
-    found = [lower_program(exports.edge(Everything(), inputs, shapes)).program, long_products()]
+    found = [lower_program(exports.edge(Everything(), inputs, shapes)).program]
+    found += [long_products(), packed_product()]
     found.append(lower_program(exports.edge(Quantized(), (torch.randn(3, 32),), ({0: S},))).program)
     for top_k in (0, 9):
         found.append(lower_program(exports.edge(Sampling(top_k), sampling)).program)

@@ -66,7 +66,7 @@ def test_model(tmp_path):
     found = json.loads((tmp_path / "a.json").read_text())
     assert [row["dispatches"] for row in found["rows"]] == [2, 2]
     names = [row["kernel"] for row in found["kernels"][0]["rows"]]
-    assert sorted(names) == ["layers.a/linear_gemv1", "layers.b/linear_w4g32_gemv1"]
+    assert sorted(names) == ["layers.a/linear_gemv1", "layers.b/linear_w4g32_digits"]
 
 
 def test_kernels(tmp_path):
