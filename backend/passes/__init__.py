@@ -8,6 +8,7 @@ from executorch_wgpu.backend.passes.dead_code import drop_dead_calls
 from executorch_wgpu.backend.passes.drop_views import drop_views
 from executorch_wgpu.backend.passes.fold_casts import fold_casts
 from executorch_wgpu.backend.passes.fold_constants import fold_scalar_constants
+from executorch_wgpu.backend.passes.fold_quantize import fold_quantize
 from executorch_wgpu.backend.passes.fold_row_scales import fold_row_scales
 from executorch_wgpu.backend.passes.fuse_epilogue import fuse_epilogue
 from executorch_wgpu.backend.passes.fuse_gates import fuse_gates
@@ -29,6 +30,7 @@ from executorch_wgpu.ops.call import OpChain
 #: In order. Each takes a chain and changes it in place; what it leaves dead is dropped after it.
 PASSES: tuple[Callable[[OpChain], None], ...] = (
     fold_scalar_constants,
+    fold_quantize,
     fuse_quantized,
     merge_quantize,
     keep_f32,

@@ -159,6 +159,48 @@ def test_8_bit_weights_with_zero_points_multiply_as_floats(device):
     assert "wgpu.linear_q" in ops and "wgpu.linear_8da" not in ops
 
 
+class Unfolded(nn.Module):
+    """A weight that the graph quantizes itself: as PT2E leaves it with ``fold_quantize=False``, or
+    by scales that it chooses."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form, generator = form, torch.Generator().manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(24, 64, generator=generator))
+        self.register_buffer("scales", torch.rand(24, generator=generator) / 20 + 0.01)
+        self.register_buffer("points", torch.randint(-9, 9, (24,), generator=generator))
+
+    def forward(self, x):
+        byte = (-128, 127, torch.int8)
+        if self.form == "channels":
+            args = self.scales, self.points, 0, *byte
+            codes = decomposed.quantize_per_channel(self.weight, *args)
+            weight = decomposed.dequantize_per_channel(codes, *args)
+        elif self.form == "chosen":
+            scale, point = decomposed.choose_qparams(self.weight, -128, 127, 1e-5, torch.int8)
+            codes = decomposed.quantize_per_tensor(self.weight, scale, point, *byte)
+            weight = decomposed.dequantize_per_tensor(codes, scale, point, *byte)
+        else:
+            scales, points = self.scales[:, None], torch.zeros(24, 1, dtype=torch.int32)
+            args = scales.expand(24, 2), points.expand(24, 2), -8, 7, torch.int8, 32
+            codes = decomposed.quantize_per_channel_group(self.weight, *args)
+            weight = decomposed.dequantize_per_channel_group(codes, *args, torch.float32)
+        return nn.functional.linear(x, weight)
+
+
+@pytest.mark.parametrize("form", ["channels", "chosen"])
+def test_weights_that_the_graph_quantizes(device, form):
+    ops, size = check(device, Unfolded(form), (torch.randn(3, 64),))
+    assert ops == ["wgpu.linear_q"]
+    # Of the float weight nothing is left.
+    assert size <= 24 * 64 + 24 * 4 * 2
+
+
+def test_scales_that_are_computed_stay_so(device):
+    ops, _ = check(device, Unfolded("groups"), (torch.randn(3, 64),))
+    assert "quantized_decomposed.quantize_per_channel_group.default" in ops
+
+
 # -- what is not quite a pattern ------------------------------------------------------------------
 
 
