@@ -128,9 +128,15 @@ def packed_product():
         "weight": c.constant(torch.zeros(6, 8, dtype=torch.int32)),
         "scales": c.constant(torch.ones(6, 2, dtype=torch.float16)),
         "zeros": None,
-        **{"bits": 4, "group": 32, "k": 64, "zero": 8},
-        **{"formula": None, "operands": [], "pairs": False},
-        **{"norm_weight": c.constant(torch.ones(64)), "norm_eps": 1e-5},
+        "bits": 4,
+        "group": 32,
+        "k": 64,
+        "zero": 8,
+        "formula": None,
+        "operands": [],
+        "pairs": False,
+        "norm_weight": c.constant(torch.ones(64)),
+        "norm_eps": 1e-5,
     }
     c.output(*c.call("wgpu.linear_q", args, [(x.dtype, (x.shape[0], 6))]))
     return c.lower().program

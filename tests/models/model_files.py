@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -96,6 +97,24 @@ def write_meta(
     return folder / "consolidated.00.pth", folder / "params.json"
 
 
+#: Kinds that the gguf package reads only: bytes of a block of 256 weights, and where the f16 are.
+_K_KINDS = {"Q4_K": (144, (0, 2), 2.0**-11), "Q6_K": (210, (208,), 2.0**-15)}
+
+
+def _blocks(array: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """A matrix [N, K] in blocks; random ones of the kinds that nothing here writes."""
+    if kind.name not in _K_KINDS:
+        return gguf.quants.quantize(array, kind)
+    size, halves, scale = _K_KINDS[kind.name]
+    rows, columns = array.shape
+    generator = np.random.default_rng(array.size)
+    data = generator.integers(0, 256, (rows, columns // 256, size), dtype=np.uint8)
+    for at in halves:
+        values = generator.uniform(scale / 2, scale, (rows, columns // 256, 1))
+        data[..., at : at + 2] = values.astype(np.float16).view(np.uint8)
+    return data.reshape(rows, -1)
+
+
 def write_gguf(
     path: Path,
     c: dict[str, Any],
@@ -122,7 +141,7 @@ def write_gguf(
             tensor = _in_pairs(name, tensor, c)
         new, array = _renamed(name, 1, "blk"), tensor.contiguous().numpy()
         if tensor.ndim == 2 and kind is not gguf.GGMLQuantizationType.F32:
-            writer.add_tensor(new, gguf.quants.quantize(array, kind), raw_dtype=kind)
+            writer.add_tensor(new, _blocks(array, kind), raw_dtype=kind)
         else:
             writer.add_tensor(new, array)
     if c.get("rope_scaling"):
