@@ -61,7 +61,7 @@ fn main(@builtin(local_invocation_index) lane: u32) {
     }
     {{ reduce("numbers", "max") }}
     let first = {{ V }}u - numbers[0];
-    if (temperature[0] == 0.0) {
+    if (is_zero(temperature[0])) {
         if (lane == 0u) { token[0] = i32(first); }
         return;
     }

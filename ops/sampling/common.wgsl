@@ -8,6 +8,10 @@
    at a time. #}
 {% macro logit_functions() %}
 {{ half_functions([LOGITS]) }}
+// By its bits: of numbers below 2^-126 a comparison may say that they are 0.
+fn is_zero(x: f32) -> bool {
+    return (bitcast<u32>(x) & 0x7fffffffu) == 0u;
+}
 fn key_of(bits: u32) -> u32 {
     let size = bits & 0x7fffffffu;
     let key = select(~bits, bits | 0x80000000u, bits < 0x80000000u || size == 0u);

@@ -8,7 +8,7 @@ var<workgroup> partial: array<u32, 256>;
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {
-    if (temperature[0] == 0.0) { return; }
+    if (is_zero(temperature[0])) { return; }
 {{ resolve() }}
     let limit = vec4<u32>(least + ((lane % 32u) << {{ SHIFT }}u));
     var sum = vec4<u32>();

@@ -46,7 +46,7 @@ fn main(@builtin(local_invocation_index) lane: u32) {
     let top = keys[0];
     if (best != top) { numbers[lane] = 0u; }
     {{ reduce("numbers", "max") }}
-    if (temperature[0] == 0.0) {
+    if (is_zero(temperature[0])) {
         if (lane == 0u) { token[0] = i32({{ V }}u - numbers[0]); }
         return;
     }

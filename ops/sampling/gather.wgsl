@@ -14,7 +14,7 @@ var<workgroup> tops: array<u32, 256>;
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {
-    if (temperature[0] == 0.0) { return; }
+    if (is_zero(temperature[0])) { return; }
 {{ resolve() }}
 {% if FIRST %}
     tops[lane] = 0u;

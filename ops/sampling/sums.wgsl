@@ -8,7 +8,7 @@ var<workgroup> partial: array<f32, 256>;
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {
-    if (temperature[0] == 0.0) { return; }
+    if (is_zero(temperature[0])) { return; }
 {{ resolve() }}
     // All of the last place on the grid is kept; the last of all has everything beyond.
     let unlimited = top_p[0] >= 1.0 || limit >= {{ 32 * 1048576 - 1 }}u;
