@@ -20,6 +20,7 @@ from executorch_wgpu.ops.sampling.operator import sample
 from executorch_wgpu.scripts.memory_model import problems_in
 from executorch_wgpu.scripts.operator_table import README, with_table
 from executorch_wgpu.scripts.recipes import llama
+from executorch_wgpu.serialization.dispatch_list import DType
 
 import exports
 import tint
@@ -142,6 +143,16 @@ def packed_product():
     return c.lower().program
 
 
+def long_range():
+    """One scale for more elements than one workgroup reads."""
+    c = Chain()
+    x = c.input("x", (c.dim_of("M", 0, 1, 400), 100))
+    args = {"input": x, "quant_min": -128, "quant_max": 127, "eps": 2**-12, "dtype": torch.int8}
+    outputs = [(x.dtype, (1,)), (DType.I64, (1,))]
+    c.output(*c.call("quantized_decomposed.choose_qparams.tensor", args, outputs))
+    return c.lower().program
+
+
 def lowered_programs():
     S = torch.export.Dim("S", min=1, max=9)
     inputs = (
@@ -152,7 +163,7 @@ def lowered_programs():
     shapes = ({1: S}, {1: S}, {1: S})
     sampling = (torch.randn(1, 1, 77), torch.ones(1), torch.ones(1))
     found = [lower_program(exports.edge(Everything(), inputs, shapes)).program]
-    found += [long_products(), packed_product()]
+    found += [long_products(), packed_product(), long_range()]
     found.append(lower_program(exports.edge(Quantized(), (torch.randn(3, 32),), ({0: S},))).program)
     for top_k in (0, 9):
         found.append(lower_program(exports.edge(Sampling(top_k), sampling)).program)
