@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from executorch_wgpu.runtime.device import default_device
+
+# Shells start jobs in the background with Ctrl-C ignored, which tests that press it wait for.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -265,14 +265,6 @@ def test_stop_strings(device: Any) -> None:
     assert result.finish is Finish.STOP
 
 
-def strike(after: float, done: threading.Event) -> None:
-    """Ctrl-C, and again as long as nothing comes of it: between two calls Python may raise it in a
-    destructor, where it is lost."""
-    while not done.wait(after):
-        os.kill(os.getpid(), signal.SIGINT)
-        after = 20.0
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_interrupts(device: Any, kind: str) -> None:
     """Wherever Ctrl-C strikes, the generator can be used on."""
@@ -280,17 +272,15 @@ def test_interrupts(device: Any, kind: str) -> None:
     struck = 0
     for i in range(12):
         prompt = [*PROMPT, 4 + i]
-        done = threading.Event()
-        striker = threading.Thread(target=strike, args=(0.001 + 0.003 * i, done))
+        timer = threading.Timer(0.001 + 0.003 * i, os.kill, (os.getpid(), signal.SIGINT))
         try:
-            striker.start()
+            timer.start()
             for _ in range(1000):
                 text.generate(prompt, 40, ignore_eos=True)
                 text.generate(PROMPT, 40, ignore_eos=True)
         except KeyboardInterrupt:
             struck += 1
-        done.set()
-        striker.join()
+        timer.join()
         cached = text.cached_ids
         assert all(
             cached[: len(p)] == p[: len(cached)]
