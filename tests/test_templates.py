@@ -65,10 +65,11 @@ class Quantized(torch.nn.Module):
         self.table = torch.nn.Parameter(torch.ones(5, 7, dtype=torch.int8), requires_grad=False)
         self.large = torch.nn.Parameter(torch.randn(128, 128))
 
-    def requantized(self):
+    def requantized(self, x):
         ops, byte = torch.ops.quantized_decomposed, (-128, 127, torch.int8)
-        scale, point = ops.choose_qparams(self.large, -128, 127, 1e-5, torch.int8)
-        y = ops.quantize_per_tensor(self.large, scale, point, *byte)
+        x = x.mean() * self.large  # nothing that is known ahead of time
+        scale, point = ops.choose_qparams(x, -128, 127, 1e-5, torch.int8)
+        y = ops.quantize_per_tensor(x, scale, point, *byte)
         y = ops.dequantize_per_tensor(y, scale, point, *byte)
         scales, points = ops.choose_qparams_per_token_asymmetric(y, torch.int8)
         y = ops.quantize_per_token(y, scales, points, *byte)
@@ -82,7 +83,7 @@ class Quantized(torch.nn.Module):
             rows,
             weight * 2,
             self.table.T.float(),
-            self.requantized(),
+            self.requantized(x),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from executorch_wgpu.backend.passes.chain_index import ChainIndex
-from executorch_wgpu.backend.passes.make_linear import VIEWS
+from executorch_wgpu.backend.passes.linear_forms import VIEWS
 from executorch_wgpu.backend.passes.quantized import CASTS
 from executorch_wgpu.backend.passes.rewrite import replace_calls
 from executorch_wgpu.ops import registry

@@ -6,22 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from executorch_wgpu.backend.passes.chain_index import ChainIndex
+from executorch_wgpu.backend.passes.linear_forms import linear_parts, transposed, without_views
 from executorch_wgpu.backend.passes.make_linear import bias_arguments
-from executorch_wgpu.backend.passes.quantized import CASTS, PackedWeights, transposed
+from executorch_wgpu.backend.passes.quantized import CASTS, PackedWeights
 from executorch_wgpu.ops import registry
 from executorch_wgpu.ops.call import OpCall, OpChain, Value
 from executorch_wgpu.ops.halves import is_float
-from executorch_wgpu.ops.symbolic import product
 from executorch_wgpu.serialization.dispatch_list import DType
-
-_VIEWS = (
-    "aten.view_copy.default",
-    "aten.view.default",
-    "aten._unsafe_view.default",
-    "aten.unsqueeze_copy.default",
-    "aten.squeeze_copy.dims",
-    "aten.squeeze_copy.dim",
-)
 
 #: Operators of modules that hold packed weights (ops/quant/torch_ops.py): the same by our names.
 _PACKED = {
@@ -86,7 +77,7 @@ def _embedding(weights: PackedWeights, call: OpCall) -> OpCall | None:
 
 
 def _linear(index: ChainIndex, weights: PackedWeights, call: OpCall) -> OpCall | None:
-    parts = _parts(index, call)
+    parts = linear_parts(index, call, _matrix)
     if parts is None:
         return None
     x, weight, bias = parts
@@ -104,25 +95,7 @@ def _linear(index: ChainIndex, weights: PackedWeights, call: OpCall) -> OpCall |
     return OpCall("wgpu.linear_q", args, call.outputs, origin)
 
 
-def _parts(index: ChainIndex, call: OpCall) -> tuple[Value, Any, Value | None] | None:
-    """(x [..., K], weight [N, K], bias [N] or None) of a linear layer."""
-    bias: Any = None
-    if call.op == "aten.linear.default":
-        x, weight, bias = call["input"], call["weight"], call.args.get("bias")
-    elif call.op == "aten.mm.default":
-        x, weight = call["self"], _matrix(index, call["mat2"])
-    elif call.op == "aten.addmm.default":
-        if call.args.get("alpha", 1) != 1 or call.args.get("beta", 1) != 1:
-            return None
-        x, weight, bias = call["mat1"], _matrix(index, call["mat2"]), call["self"]
-    else:
-        return None
-    if weight is None or (bias is not None and bias.shape != (weight.shape[0],)):
-        return None
-    return x, weight, bias
-
-
-def _matrix(index: ChainIndex, value: Value) -> Value | None:
+def _matrix(index: ChainIndex, value: Any) -> Value | None:
     """w when ``value`` is w transposed; integers may have been transposed before they became
     floats."""
     found = transposed(index, value)
@@ -140,7 +113,7 @@ def _matrix(index: ChainIndex, value: Value) -> Value | None:
 
 def _activations(index: ChainIndex, x: Value) -> dict[str, Any] | None:
     """The int8 tensor that ``x`` is the dequantized form of, one scale a row or one for all."""
-    x = _rows(index, x)
+    x = without_views(index, x)
     call = index.producer.get(x)
     if call is None:
         return None
@@ -171,14 +144,3 @@ def _chosen(index: ChainIndex, zeros: Value) -> bool:
     """Whether an operator that chooses zero points made ``zeros``: they are integers."""
     call = index.producer.get(zeros)
     return call is not None and "choose_qparams" in call.op
-
-
-def _rows(index: ChainIndex, x: Value) -> Value:
-    """What ``x`` is a view of, as long as rows stay rows."""
-    while (call := index.made_by(x, *_VIEWS)) is not None:
-        source = call["self"]
-        same = source.rank and x.rank and source.shape[-1] == x.shape[-1]
-        if not same or product(source.shape[:-1]) != product(x.shape[:-1]):
-            break
-        x = source
-    return x

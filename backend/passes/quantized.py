@@ -14,10 +14,6 @@ from executorch_wgpu.serialization.dispatch_list import DType
 
 _BYTES = (DType.I8, DType.U8)
 CASTS = ("aten._to_copy.default", "dim_order_ops._to_dim_order_copy.default")
-_TRANSPOSED = (
-    *("aten.permute_copy.default", "aten.permute.default", "aten.t_copy.default", "aten.t.default"),
-    *("aten.transpose_copy.int", "aten.transpose.int"),
-)
 #: Weights wider than this many times their group size have more scales than are worth packing.
 _LEAST_GROUP = 4
 
@@ -176,18 +172,6 @@ _READERS: dict[str, Callable[[OpCall], _Affine | None]] = {
     "quantized_decomposed.dequantize_per_tensor.tensor": _per_tensor,
     **dict.fromkeys(CASTS, _cast),
 }
-
-
-def transposed(index: ChainIndex, value: Any) -> Any:
-    """w when ``value`` is the matrix w transposed, else None."""
-    call = index.made_by(value, *_TRANSPOSED)
-    if call is None or value.rank != 2:
-        return None
-    if "permute" in call.op and [d % 2 for d in call["dims"]] != [1, 0]:
-        return None
-    if "transpose" in call.op and (call["dim0"] - call["dim1"]) % 2 == 0:
-        return None
-    return call["self"]
 
 
 def _identity(part: Any) -> Any:

@@ -7,6 +7,9 @@ dequantized some at a time. Importing this module registers the operators."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,6 +17,11 @@ from executorch_wgpu.ops.quant.layout import PackedWeight
 
 #: Rows that an eager product dequantizes at once.
 _ROWS = 4096
+
+
+#: The arguments of a packed weight, and of a linear layer over one, in their order.
+_NUMBERS = "int bits, int group, int k, int zero"
+_TENSORS = "Tensor weight, Tensor scales, Tensor? zeros"
 
 
 def _weight(
@@ -28,87 +36,69 @@ def _weight(
 def _rows(weight: PackedWeight, start: int) -> Tensor:
     rows = slice(start, start + _ROWS)
     zeros, offsets = (None if t is None else t[rows] for t in (weight.zeros, weight.offsets))
-    part = PackedWeight(
-        weight.packed[rows],
-        weight.scales[rows],
-        weight.bits,
-        weight.group,
-        weight.k,
-        weight.zero,
-        zeros,
-        offsets,
-    )
-    return part.dequantize()
+    packed, scales = weight.packed[rows], weight.scales[rows]
+    return replace(weight, packed=packed, scales=scales, zeros=zeros, offsets=offsets).dequantize()
 
 
-def _product(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-    parts = [x @ _rows(weight, n).T for n in range(0, weight.packed.shape[0], _ROWS)]
+def _product(
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    bias: Tensor | None,
+    *numbers: int,
+) -> Tensor:
+    packed = _weight(weight, scales, zeros, *numbers)
+    parts = [x @ _rows(packed, n).T for n in range(0, weight.shape[0], _ROWS)]
     out = torch.cat(parts, -1)
     return out if bias is None else out + bias
 
 
-@torch.library.custom_op("wgpu::packed_linear", mutates_args=())
-def packed_linear(
-    x: Tensor,
-    weight: Tensor,
-    scales: Tensor,
-    zeros: Tensor | None,
-    bias: Tensor | None,
-    bits: int,
-    group: int,
-    k: int,
-    zero: int,
-) -> Tensor:
+@torch.library.custom_op(
+    "wgpu::packed_linear",
+    mutates_args=(),
+    schema=f"(Tensor x, {_TENSORS}, Tensor? bias, {_NUMBERS}) -> Tensor",
+)
+def packed_linear(x: Tensor, *layer: Any) -> Tensor:
     """``x`` [..., K] times a packed weight transposed, plus ``bias``."""
-    return _product(x, _weight(weight, scales, zeros, bits, group, k, zero), bias)
+    return _product(x, *layer)
 
 
 @packed_linear.register_fake
-def _(x, weight, scales, zeros, bias, bits, group, k, zero):  # type: ignore[no-untyped-def]
+def _(x, weight, *layer):  # type: ignore[no-untyped-def]
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-@torch.library.custom_op("wgpu::packed_linear_8da", mutates_args=())
-def packed_linear_8da(
-    x: Tensor,
-    x_scales: Tensor,
-    x_zeros: Tensor,
-    weight: Tensor,
-    scales: Tensor,
-    zeros: Tensor | None,
-    bias: Tensor | None,
-    bits: int,
-    group: int,
-    k: int,
-    zero: int,
-) -> Tensor:
+@torch.library.custom_op(
+    "wgpu::packed_linear_8da",
+    mutates_args=(),
+    schema=f"(Tensor x, Tensor x_scales, Tensor x_zeros, {_TENSORS}, Tensor? bias, {_NUMBERS}) "
+    "-> Tensor",
+)
+def packed_linear_8da(x: Tensor, x_scales: Tensor, x_zeros: Tensor, *layer: Any) -> Tensor:
     """As ``packed_linear`` with int8 activations, a scale and a zero point a row."""
     rows = (*x.shape[:-1], 1)
-    values = (x.float() - x_zeros.reshape(rows)) * x_scales.reshape(rows)
-    return _product(values, _weight(weight, scales, zeros, bits, group, k, zero), bias)
+    return _product((x.float() - x_zeros.reshape(rows)) * x_scales.reshape(rows), *layer)
 
 
 @packed_linear_8da.register_fake
-def _(x, x_scales, x_zeros, weight, scales, zeros, bias, bits, group, k, zero):  # type: ignore[no-untyped-def]
+def _(x, x_scales, x_zeros, weight, *layer):  # type: ignore[no-untyped-def]
     return x_scales.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-@torch.library.custom_op("wgpu::packed_embedding", mutates_args=())
+@torch.library.custom_op(
+    "wgpu::packed_embedding",
+    mutates_args=(),
+    schema=f"(Tensor indices, {_TENSORS}, {_NUMBERS}) -> Tensor",
+)
 def packed_embedding(
-    indices: Tensor,
-    weight: Tensor,
-    scales: Tensor,
-    zeros: Tensor | None,
-    bits: int,
-    group: int,
-    k: int,
-    zero: int,
+    indices: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor | None, *numbers: int
 ) -> Tensor:
     """Rows of a packed table, as f32."""
     flat = indices.reshape(-1)
     zeros = None if zeros is None else zeros[flat]
-    rows = _weight(weight[flat], scales[flat], zeros, bits, group, k, zero).dequantize()
-    return rows.reshape(*indices.shape, k)
+    rows = _weight(weight[flat], scales[flat], zeros, *numbers).dequantize()
+    return rows.reshape(*indices.shape, rows.shape[-1])
 
 
 @packed_embedding.register_fake

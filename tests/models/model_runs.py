@@ -102,3 +102,20 @@ def compare_steps(
         worst = max(worst, assert_logits(step(method, part, position), expected, tolerance))
         position += count
     return worst
+
+
+def compare_quantized(
+    model: whole.Llama, method: Any, *, dynamic: bool = False, loose: float = 1e-3
+) -> None:
+    """Two prompts and a token between: errors are within ``loose`` of the largest logit.
+    ``dynamic``: with 8-bit activations, of whose range a step is 1/255, within 3 %."""
+    model.reset()
+    tokens, position = tokens_of(9, model.vocab_size), 0
+    for count in (5, 1, 3):
+        part = tokens[position : position + count]
+        expected = eager_step(model, part, position)
+        most = float(np.abs(expected).max())
+        found = step(method, part, position)
+        assert found.shape == expected.shape
+        assert np.abs(found - expected).max() <= (0.03 if dynamic else loose) * most
+        position += count

@@ -3,10 +3,7 @@ delegate, packed weights, eager's logits."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-import torch
 from executorch.examples.models.llama.source_transformation.quantize import (
     get_quant_embedding_transform,
     get_quant_weight_transform,
@@ -15,10 +12,8 @@ from executorch.examples.models.llama.source_transformation.quantize import (
 from executorch_wgpu.runtime import Runtime
 from executorch_wgpu.scripts.quantization import quantization
 from executorch_wgpu.scripts.recipes import llama, pte, whole
-from executorch_wgpu.serialization.pte import PteFile
-from executorch_wgpu.serialization.reader import deserialize
 
-from harness import assert_close
+import model_runs as runs
 
 ARGS = llama.model_args(
     dim=128,
@@ -42,11 +37,6 @@ OPTIONS = {
 SLOW = list(OPTIONS)[1:]
 
 
-def programs(path: Path):
-    with PteFile.open(path) as file:
-        return deserialize(file.method("forward").sole_delegate().data)
-
-
 @pytest.mark.parametrize(
     "options",
     [pytest.param(o, marks=pytest.mark.slow) if o in SLOW else o for o in OPTIONS],
@@ -59,16 +49,8 @@ def test_a_model_is_one_delegate_and_right(options, tmp_path):
     model = get_quant_embedding_transform(embedding)(model)
     path = tmp_path / "model.pte"
     pte.write(pte.lower(model), path)
-    rows = quantization(programs(path))
+    rows = quantization(Runtime.get().load_program(path).dispatch_list("forward"))
     assert {row["scheme"] for row in rows} <= OPTIONS[options]
     # q, k and v joined, gate and up, wo, w2, output, the table.
     assert sum(row["weights"] for row in rows) == 6, rows
-    method = Runtime.get().load_program(path).load_method("forward")
-    model.reset()
-    for tokens, position in (([1, 5, 69, 0, 3], 0), ([7], 5), ([9], 6)):
-        inputs = torch.tensor([tokens]), torch.tensor([position])
-        (got,) = method.execute(list(inputs))
-        want = model(*inputs)
-        # A step of an 8-bit activation is 1/255 of its range.
-        loose = 0.03 if qmode.startswith("8da") else 1e-3
-        assert_close(got, want, abs_tol=loose * float(want.abs().max()), rel_tol=1e-3)
+    runs.compare_quantized(model, runs.load(path), dynamic=qmode.startswith("8da"))

@@ -11,7 +11,6 @@ from torch import nn
 
 from executorch_wgpu.backend.preprocess import lower_program
 from executorch_wgpu.ops.quant.layout import PackedWeight
-from executorch_wgpu.runtime import Runtime
 from executorch_wgpu.scripts.quantization import quantization
 from executorch_wgpu.scripts.recipes import llama, pte, whole
 from executorch_wgpu.scripts.recipes import packed as packed_recipe
@@ -28,6 +27,7 @@ from executorch_wgpu.serialization.pte import PteFile
 from executorch_wgpu.serialization.reader import deserialize
 
 import exports
+import model_runs as runs
 from harness import assert_close
 
 ARGS = llama.model_args(
@@ -138,15 +138,7 @@ def test_a_model_is_one_delegate_and_right(scheme, embedding, tmp_path):
     assert sum(row["bytes"] for row in rows) == packed_bytes(model)
     schemes = {parse(row["scheme"]) for row in rows}
     assert schemes == {parse(scheme), *([parse(embedding)] if embedding != "none" else [])}
-    method = Runtime.get().load_program(path).load_method("forward")
-    model.reset()
-    for tokens, position in (([1, 5, 69, 0, 3], 0), ([7], 5), ([9], 6)):
-        inputs = torch.tensor([tokens]), torch.tensor([position])
-        (got,) = method.execute(list(inputs))
-        want = model(*inputs)
-        # One step of an 8-bit activation is 1/255 of its range.
-        loose = 0.03 if packer.dynamic else 1e-3
-        assert_close(got, want, abs_tol=loose * float(want.abs().max()), rel_tol=1e-3)
+    runs.compare_quantized(model, runs.load(path), dynamic=packer.dynamic)
 
 
 def steps(layers, **options):

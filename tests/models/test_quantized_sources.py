@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 
 from executorch_wgpu.scripts.cli import main
-from executorch_wgpu.scripts.recipes import pte, whole
+from executorch_wgpu.scripts.recipes import pte
 from executorch_wgpu.scripts.recipes.checkpoints import Checkpoint, hf, meta
 from executorch_wgpu.scripts.recipes.checkpoints import gguf as gguf_files
 
@@ -55,15 +55,6 @@ def exported(words: list[Any], path: Path) -> tuple[set[str], Any]:
     return {row["scheme"] for row in rows}, runs.load(path)
 
 
-def check(method: Any, model: whole.Llama, loose: float) -> None:
-    tokens = runs.tokens_of(7, 40)
-    found = [runs.step(method, tokens[:5], 0), runs.step(method, tokens[5:], 5)]
-    model.reset()
-    expected = [runs.eager_step(model, tokens[:5], 0), runs.eager_step(model, tokens[5:], 5)]
-    for got, want in zip(found, expected, strict=True):
-        assert abs(got - want).max() <= loose * abs(want).max()
-
-
 SIZES = {"max_seq_len": 8, "max_context": 32, "all_logits": True}
 
 
@@ -85,7 +76,7 @@ def test_every_source_is_quantized(kind: str, linear: str, table: str, tmp_path:
     tables = {"none": set(), "8": {"8w"}, "4:32": {"4w:32"}, "8:32": {"8w:32"}}
     assert schemes == {linear} | tables[table]
     model = pte.checkpoint_model(checkpoint, quantize=linear, embedding_quantize=table, **SIZES)
-    check(method, model, 0.03 if "8da" in linear else 1e-3)
+    runs.compare_quantized(model, method, dynamic="8da" in linear)
 
 
 KEPT = {"Q4_0": "4w:32", "Q4_1": "4w:32", "Q5_0": "8w:32", "Q5_1": "8w:32", "Q8_0": "8w:32"}
@@ -102,7 +93,8 @@ def test_blocks_stay_what_they_are(kind: str, tmp_path: Path) -> None:
     assert schemes == {KEPT[kind]}
     # The scales of Q4_K are rounded to f16.
     loose = 1e-2 if kind == "Q4_K" else 1e-3
-    check(method, pte.checkpoint_model(checkpoint, dtype=torch.float32, **SIZES), loose)
+    model = pte.checkpoint_model(checkpoint, dtype=torch.float32, **SIZES)
+    runs.compare_quantized(model, method, loose=loose)
 
 
 def test_wrong_schemes_are_refused(tmp_path: Path) -> None:
