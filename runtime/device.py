@@ -356,6 +356,17 @@ def adapters_that_meet(
     return [a for a in adapters if a.usable and not a.capabilities.lacks(features, limits)]
 
 
+def advice_for(features: Sequence[str], limits: Sequence[tuple[str, int]]) -> str:
+    """What someone can do whose device lacks what a program requires."""
+    fitting = [adapter.summary for adapter in adapters_that_meet(features, limits)]
+    others = (
+        f"Of this machine's adapters, {', '.join(map(repr, fitting))} would do (device=...)"
+        if fitting
+        else "No adapter of this machine would do"
+    )
+    return f"{others}; or export with smaller weights, a shorter context or fewer tokens a call"
+
+
 def _is_cpu(adapter: Any) -> bool:
     info = getattr(adapter, "info", None) or {}
     return str(info.get("adapter_type", "")).lower() == "cpu"

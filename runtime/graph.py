@@ -21,17 +21,19 @@ from executorch_wgpu.serialization.verify import verify
 from . import boundary
 from .bindings import BindGroups, LiveBlock
 from .boundary import FED_BACK
-from .device import adapters_that_meet, capabilities
+from .device import advice_for, capabilities
 from .errors import InvalidInputError, UnsupportedDeviceError, WgpuDelegateError, gpu_errors
+from .interrupt import Interrupts
 from .live_scalars import Admission, Admitted
 from .memory import memory_limit
+from .pending_step import PendingStep
 from .plan import Plan, Planner
-from .readback import Layout, Readback, StagingPool, lay_out
+from .readback import Readback, StagingPool, lay_out
 from .recorder import recorder_of
 from .shaders import pipelines_of
 from .states import State, StateSpace
 from .storage import Buffers, NamedData, Progress
-from .submission import Staging, submitter_of
+from .submission import submitter_of
 
 if TYPE_CHECKING:
     from .profiling.profiler import Profiler
@@ -132,7 +134,9 @@ class WebGPUGraph:
         try:
             self._planner = Planner(program, have, self.label)
         except UnsupportedDeviceError as error:
-            raise UnsupportedDeviceError(f"{error}. {_advice(program)}") from None
+            raise UnsupportedDeviceError(
+                f"{error}. {advice_for(program.features, program.limits)}"
+            ) from None
         self._submitter = submitter_of(device, plain=plain_api)
         self._recorder = recorder_of(device, debug_labels=debug_labels, plain=plain_api)
         self._compiler = pipelines_of(device)
@@ -285,8 +289,8 @@ class WebGPUGraph:
                 pending.token = self._run(admitted, fed, plan, values, pending)
         except BaseException:
             # Now, not when the garbage collector finds the error's frames.
-            pending._taken = True
-            self._release(pending)
+            pending.taken = True
+            self.release(pending)
             raise
         self._previous = layout.shapes
         self._flight.add(pending)
@@ -340,16 +344,17 @@ class WebGPUGraph:
             offset = live.offset
             self._record_pass(encoder, prepared[:head], values, offset)
             commands = encoder.finish(label=self.label)
-            self._write(admitted, kept, values)
-            self._submitter.submit(commands)
-            try:
-                encoder = device.create_command_encoder(label=self.label)
-                self._record_pass(encoder, prepared[head:], values, offset)
-                self._record_readback(encoder, pending)
-                return self._submitter.submit(encoder.finish(label=self.label))
-            except BaseException as error:
-                self._torn = str(error) or type(error).__name__
-                raise
+            with Interrupts():  # Ctrl-C comes when the step is whole
+                self._write(admitted, kept, values)
+                self._submitter.submit(commands)
+                try:
+                    encoder = device.create_command_encoder(label=self.label)
+                    self._record_pass(encoder, prepared[head:], values, offset)
+                    self._record_readback(encoder, pending)
+                    return self._submitter.submit(encoder.finish(label=self.label))
+                except BaseException as error:
+                    self._torn = str(error) or type(error).__name__
+                    raise
         if profiler is None:
             self._record_pass(encoder, prepared, values, live.offset)
         else:
@@ -420,7 +425,8 @@ class WebGPUGraph:
                     self._profiler.copied(encoder, f"feed back {name}", size)
         return kept
 
-    def _collect(self, pending: PendingStep) -> list[Any]:
+    def collect(self, pending: PendingStep) -> list[Any]:
+        """The results of a step; see :meth:`.pending_step.PendingStep.result`."""
         results: list[Any] = []
         profiler, layout = self._profiler, pending.layout
         try:
@@ -436,14 +442,15 @@ class WebGPUGraph:
                             profiler.mark("wait")
                         results = layout.unpack(data, pending.torch)
         finally:
-            self._release(pending)
+            self.release(pending)
         if profiler is not None:
             profiler.mark("readback")
             with gpu_errors(self.label, "reading the timestamps"):
                 self._last_profile = profiler.collect(pending.token)
         return results
 
-    def _release(self, pending: PendingStep) -> None:
+    def release(self, pending: PendingStep) -> None:
+        """Takes back what a step held that is over."""
         staging, pending.staging = pending.staging, None
         if staging is not None:
             self._stagings.give(staging)
@@ -492,44 +499,3 @@ class WebGPUGraph:
             id(self._live): LiveBlock.SIZE,
             id(self._stagings): self._stagings.allocated,
         }
-
-
-def _advice(program: Program) -> str:
-    """What someone can do whose device is too small for ``program``."""
-    fitting = [adapter.summary for adapter in adapters_that_meet(program.features, program.limits)]
-    others = (
-        f"Of this machine's adapters, {', '.join(map(repr, fitting))} would do (device=...)"
-        if fitting
-        else "No adapter of this machine would do"
-    )
-    return f"{others}; or export with smaller weights, a shorter context or fewer tokens a call"
-
-
-class PendingStep:
-    """A submitted step of a graph, from :meth:`WebGPUGraph.submit`."""
-
-    def __init__(self, graph: WebGPUGraph, layout: Layout, torch: bool) -> None:
-        self._graph, self.layout, self.torch = graph, layout, torch
-        self.token = 0
-        self.staging: Staging | None = None
-        self._results: list[Any] | None = None
-        self._taken = False
-
-    def result(self) -> list[Any]:
-        """Waits for this step (not for later ones) and returns its outputs, as ``execute`` does.
-        A second call returns the same list.
-
-        Raises:
-            DeviceLostError, WgpuDelegateError: the results could not be read.
-        """
-        if self._results is None:
-            if self._taken:
-                raise WgpuDelegateError(f"{self._graph.label}: this step's results were lost")
-            self._taken = True
-            self._results = self._graph._collect(self)
-        return self._results
-
-    def __del__(self) -> None:
-        # A step that nobody collects has run all the same; its staging buffer is free again.
-        if not self._taken:
-            self._graph._release(self)

@@ -18,8 +18,9 @@ from executorch_wgpu.serialization.pte_method import Source, SourceKind, Wiring
 
 from . import boundary
 from .errors import InvalidInputError
-from .graph import PendingStep, WebGPUGraph
+from .graph import WebGPUGraph
 from .metadata import MethodMetadata, ValueInfo, buffer_bytes, describe_file_value, describe_values
+from .pending_step import PendingStep
 from .states import State, StateSpace
 
 if TYPE_CHECKING:

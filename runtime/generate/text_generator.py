@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import DeviceLostError, InvalidInputError
+from ..interrupt import Interrupts
 from ..program import Program, Runtime
 from ..states import Snapshot
-from .interrupt import Interrupts
 from .loop import Step, StepLoop
 from .model import LanguageModel
 from .result import Finish, GenerationResult, Statistics, peak_host_bytes

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from programs import chain, chain_reference
 
-from executorch_wgpu.runtime.graph import WebGPUGraph
+from executorch_wgpu.runtime.graph import LONG_STEP, WebGPUGraph
 from executorch_wgpu.runtime.submission import NativeStaging, submitter_of
 
 
@@ -44,6 +44,28 @@ def test_anywhere(device: Any) -> None:
         np.testing.assert_array_equal(graph.execute([x])[0], expected)
     assert caught > 20
     assert len(graph._flight) == 0
+
+
+def test_between_the_parts_of_a_long_step(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of it is on its way: Ctrl-C comes when the rest is, too."""
+    graph = WebGPUGraph(device, chain(LONG_STEP, 8))
+    x = np.ones(8, np.float32)
+    expected = chain_reference(x, LONG_STEP)
+    record, passes = graph._recorder.record, 0
+
+    def strike(*arguments: Any) -> None:
+        nonlocal passes
+        passes += 1
+        if passes == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        record(*arguments)
+
+    monkeypatch.setattr(graph._recorder, "record", strike)
+    with pytest.raises(KeyboardInterrupt):
+        graph.execute([x])
+    assert passes == 2 and len(graph._flight) == 0
+    for _ in range(2):
+        np.testing.assert_array_equal(graph.execute([x])[0], expected)
 
 
 def test_in_the_callback_of_a_map(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:

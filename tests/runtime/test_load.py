@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from programs import MAIN, Build, R, W, X, Y, grid_of
 
-from executorch_wgpu.runtime import graph as graph_module
+from executorch_wgpu.runtime import device as device_module
 from executorch_wgpu.runtime.errors import InvalidProgramError, UnsupportedDeviceError
-from executorch_wgpu.runtime.graph import WebGPUGraph, _advice
+from executorch_wgpu.runtime.graph import WebGPUGraph
 from executorch_wgpu.serialization.dispatch_list import Binding, BufferKind, DType
 
 RNG = np.random.default_rng(0)
@@ -97,8 +97,10 @@ def test_a_binding_larger_than_the_device_takes_says_who_would_do(
     b.simple(b.dispatch(one, [x, y], grid_of(b, n), "first"))
     b.simple(b.dispatch(one, [weight, y], grid_of(b, n), "lm_head"))
     limits = (("max-storage-buffer-binding-size", size),)
-    assert "would do (device=...)" in _advice(b.program())
-    monkeypatch.setattr(graph_module, "adapters_that_meet", lambda *_: [])
+    assert "would do (device=...)" in device_module.advice_for(
+        b.program().features, b.program().limits
+    )
+    monkeypatch.setattr(device_module, "adapters_that_meet", lambda *_: [])
     with pytest.raises(UnsupportedDeviceError) as caught:
         WebGPUGraph(device, b.program(limits=limits), label="forward", verified=True)
     text = str(caught.value)
