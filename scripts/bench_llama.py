@@ -46,6 +46,9 @@ from executorch_wgpu.scripts.console import Console, duration, quiet, size
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the dispatch list of a decode step and of prompts here, and stop.",
 )
+@click.option(
+    "--method", type=click.Choice(["forward", "generate"]), default="forward", help="With --list."
+)
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--part", type=click.Choice(["both", "export", "run"]), default="both", hidden=True)
 def main(
@@ -141,7 +144,7 @@ def dispatch_list(options: dict[str, Any]) -> bytes:
         checkpoint, arguments = _checkpoint(options)
         model = pte.checkpoint_model(checkpoint, **arguments, progress=progress)
         with progress.step("lower"):
-            return pte.dispatch_lists(model, ["forward"])["forward"]
+            return pte.dispatch_lists(model, [options["method"]])[options["method"]]
 
 
 def export(path: Path, options: dict[str, Any]) -> dict[str, Any]:

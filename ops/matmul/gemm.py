@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from executorch_wgpu.ops.builder import Bind, Bindable, Builder, DispatchSpec, Number, linear_grid
@@ -36,10 +37,7 @@ from executorch_wgpu.ops.symbolic import (
     Scalar,
     bounds,
     ceil_div,
-    floor_div,
     less_equal,
-    maximum,
-    minimum,
     upper_bound,
 )
 from executorch_wgpu.ops.tensor import touched_bytes
@@ -103,10 +101,10 @@ TILE = TileConfig(tx=8, ty=8, tm=8, tn=8, bk=16, slices=2)
 SHORT = TileConfig(tx=8, ty=8, tm=4, tn=4, bk=32, slices=2)
 SHORT_ROWS = 32
 
-#: A result of no more tiles than FEW is computed by FULL workgroups or a few less, which split k
-#: between them: 132 cores, three workgroups each.
-FEW = 192
-FULL = 384
+#: Workgroups of TILE that are at work at a time: 132 cores of an H200, two each.
+AT_A_TIME = 264
+#: Results of more tiles than four rounds of these are not split.
+MOST_TILES = 4 * AT_A_TIME
 MAX_SPLITS = 8
 #: The least of k that a workgroup is given.
 LEAST_K = 128
@@ -149,9 +147,9 @@ def variants(problem: Problem) -> list[Variant]:
         found.append(Variant("gemm_short", less_equal(problem.m, SHORT_ROWS), SHORT))
     if most <= SHORT_ROWS:
         return [Variant("gemm_short", 1, SHORT)]
-    count = tiles(problem, TILE)
-    if can_split(problem) and bounds(count)[0] <= FEW:
-        found.append(Variant("gemm_split", less_equal(count, FEW), TILE, split=True))
+    if can_split(problem) and max(_parts(problem)) > 1:
+        guard = less_equal(2, splits_of(problem))
+        found.append(Variant("gemm_split", guard, TILE, split=True))
     found.append(Variant("gemm", 1, TILE))
     return found
 
@@ -163,10 +161,33 @@ def can_split(problem: Problem) -> bool:
     return known and upper_bound(problem.k) >= 4 * LEAST_K and problem.piece_of is None
 
 
-def splits_of(problem: Problem, config: TileConfig) -> Scalar:
-    """Parts of k."""
-    most = min(MAX_SPLITS, upper_bound(problem.k) // LEAST_K)
-    return maximum(1, minimum(most, floor_div(FULL, maximum(1, tiles(problem, config)))))
+def best_parts(count: int, k: int) -> int:
+    """How many parts of k finish ``count`` tiles first: rounds that are full, against what writing
+    and reading sums costs (measured on an H200) and a dispatch more. In rounds of whole tiles."""
+
+    def cost(parts: int) -> float:
+        rounds = -(-count * parts // AT_A_TIME) / parts
+        return rounds + (36 * parts * count / AT_A_TIME + 60) / k if parts > 1 else rounds
+
+    return min(range(1, max(1, min(MAX_SPLITS, k // LEAST_K)) + 1), key=cost)
+
+
+def _parts(problem: Problem) -> list[int]:
+    """``best_parts`` where the result is 1, 2, 3 ... tiles high; 1 where it is higher."""
+    wide = max(1, -(-upper_bound(problem.n) // TILE.bn))
+    most = min(-(-upper_bound(problem.m) // TILE.bm), MOST_TILES // wide)
+    return [best_parts(high * wide, upper_bound(problem.k)) for high in range(1, most + 1)] or [1]
+
+
+def splits_of(problem: Problem) -> Scalar:
+    """Parts of k, of a problem that :func:`can_split`."""
+    high = ceil_div(problem.m, TILE.bm)
+    parts = [*_parts(problem), 1]
+    found: Scalar = 1
+    for i, (here, above) in enumerate(pairwise(parts), 1):
+        if here != above:
+            found = found + (here - above) * less_equal(high, i)
+    return found
 
 
 def tiles(problem: Problem, config: TileConfig) -> Scalar:
@@ -232,13 +253,12 @@ def gemm_dispatches(
                 **common,
             )
         ]
-    splits = splits_of(problem, config)
+    splits = splits_of(problem)
     params["SPLITS"] = splits
     quads = -(-upper_bound(problem.n) // 4)
-    # No more than the guard lets through: rows and columns of FEW tiles; parts of FULL in all.
-    rows = min(upper_bound(problem.m), FEW // -(-upper_bound(problem.n) // config.bn) * config.bm)
-    most = min(MAX_SPLITS, upper_bound(splits)) * max(1, rows) * 4 * quads
-    most = min(most, FULL * config.bm * config.bn)
+    rows = upper_bound(problem.m)
+    highs = enumerate(_parts(problem), 1)
+    most = max(parts * min(rows, high * config.bm) for high, parts in highs) * 4 * quads
     partial = b.empty((most,), DType.F32, "matmul_partial")
     written = 16 * splits * problem.m * quads
     no_epilogue = {

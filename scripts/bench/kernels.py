@@ -27,6 +27,19 @@ import click
 
 _PATH = click.Path(dir_okay=False, path_type=Path)
 
+_LOAD = """
+@group(0) @binding(0) var<storage, read_write> x: array<f32>;
+@compute @workgroup_size(256) fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+    var a = x[id.x];
+    var b = a + 1.0;
+    for (var i = 0u; i < 10000u; i += 1u) {
+        a = fma(a, b, 0.5);
+        b = fma(b, a, 0.25);
+    }
+    x[id.x] = a + b;
+}
+"""
+
 #: (N, K) of a Llama-3.2-1B layer: o, q/k/v, one of gate and up, both, down; and of its head.
 SHAPES = ((2048, 2048), (3072, 2048), (8192, 2048), (16384, 2048), (2048, 8192), (128256, 2048))
 STORAGES = ("f32", "f16", "q4")
@@ -227,6 +240,7 @@ class KernelBench:
 
     def __init__(self, device: Any, repeats: int) -> None:
         self.device, self.repeats = device, repeats
+        self._load = self._make_load()
 
     def row(self, case: Case) -> dict[str, Any]:
         """A case's figures."""
@@ -265,12 +279,42 @@ class KernelBench:
             "error": error,
         }
 
-    def _warm(self, step: Callable[[], Any], seconds: float = 0.2) -> None:
-        """Devices raise their clocks under load."""
+    def _warm(self, step: Callable[[], Any], seconds: float = 0.4) -> None:
+        """Devices raise their clocks under load, and a small case is none: others run between."""
         end = time.perf_counter() + seconds
         step()
-        while time.perf_counter() < end:
+        while self._load is not None and time.perf_counter() < end:
+            self._load()
             step()
+
+    def _make_load(self) -> Callable[[], None] | None:
+        """What keeps all of a GPU busy for some milliseconds; an adapter on the CPU needs none."""
+        import wgpu
+
+        if self.device.adapter.info.get("adapter_type") == "CPU":
+            return None
+        device, workgroups = self.device, 2048
+        pipeline = device.create_compute_pipeline(
+            layout="auto",
+            compute={"module": device.create_shader_module(code=_LOAD), "entry_point": "main"},
+        )
+        usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC
+        buffer = device.create_buffer(size=workgroups * 1024, usage=usage)
+        entries = [{"binding": 0, "resource": {"buffer": buffer}}]
+        group = device.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries)
+
+        def load() -> None:
+            encoder = device.create_command_encoder()
+            compute = encoder.begin_compute_pass()
+            compute.set_pipeline(pipeline)
+            compute.set_bind_group(0, group)
+            for _ in range(4):
+                compute.dispatch_workgroups(workgroups)
+            compute.end()
+            device.queue.submit([encoder.finish()])
+            device.queue.read_buffer(buffer, 0, 4)
+
+        return load
 
 
 if __name__ == "__main__":

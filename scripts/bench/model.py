@@ -27,6 +27,7 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--positions", default="511,2047", show_default=True, help="Of decode steps.")
 @click.option("--prompts", default="128,512", show_default=True, help="Lengths of prefills.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A live scalar.")
 @click.option("--steps", default=100, show_default=True, help="Measured steps a row.")
 @click.option("--warmup", default=1.0, show_default=True, help="Seconds of steps before them.")
 @click.option("--kernels/--no-kernels", default=True, help="Also times by kernel.")
@@ -36,6 +37,7 @@ def main(
     file: Path,
     positions: str,
     prompts: str,
+    settings: tuple[str, ...],
     steps: int,
     warmup: float,
     kernels: bool,
@@ -45,14 +47,14 @@ def main(
     """Measure FILE, a serialized dispatch list."""
     from executorch_wgpu.runtime.device import resolve_device
 
-    settings = [(1, int(p)) for p in positions.split(",") if p]
-    settings += [(int(p), 0) for p in prompts.split(",") if p]
-    bench = ModelBench(file, resolve_device(device), warmup)
-    rows = [bench.row(length, position, steps) for length, position in settings]
+    shapes = [(1, int(p)) for p in positions.split(",") if p]
+    shapes += [(int(p), 0) for p in prompts.split(",") if p]
+    bench = ModelBench(file, resolve_device(device), warmup, settings)
+    rows = [bench.row(length, position, steps) for length, position in shapes]
     result = {**bench.about(), "rows": rows}
     print_rows(result)
     if kernels:
-        result["kernels"] = bench.kernels(settings)
+        result["kernels"] = bench.kernels(shapes)
         print_kernels(result["kernels"])
     if json_path is not None:
         json_path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -64,21 +66,26 @@ class ModelBench:
     Args:
         file: as ``bench_llama --list`` writes it.
         warmup: seconds of steps before each measurement: devices raise their clocks under load.
+        settings: "NAME=VALUE" of live scalars.
     """
 
-    def __init__(self, file: Path, device: Any, warmup: float) -> None:
+    def __init__(
+        self, file: Path, device: Any, warmup: float, settings: tuple[str, ...] = ()
+    ) -> None:
         from executorch_wgpu.runtime.graph import WebGPUGraph
         from executorch_wgpu.scripts.bench.fill import random_data
         from executorch_wgpu.serialization.reader import deserialize
 
-        self.file, self.device, self.warmup = file, device, warmup
+        self.file, self.device, self.warmup, self.settings = file, device, warmup, settings
         self.program = deserialize(file.read_bytes())
         self._make = lambda profile: WebGPUGraph(
             device, self.program, random_data(self.program), file.stem, profile=profile
         )
-        begin = time.perf_counter()
-        self.graph = self._make(False)
-        self.load_s = time.perf_counter() - begin
+        self.load_s = _timed(lambda: self._keep(self._make(False))) / 1e3
+        self.load_again_s = _timed(lambda: self._keep(self._make(False))) / 1e3
+
+    def _keep(self, graph: Any) -> None:
+        self.graph = graph
 
     def about(self) -> dict[str, Any]:
         """What was measured, and on what."""
@@ -94,38 +101,66 @@ class ModelBench:
             "implementation": "wgpu-native" if is_native(self.device) else "Dawn",
             "wgpu": version("wgpu"),
             "load_s": self.load_s,
+            "load_again_s": self.load_again_s,
             "gpu_bytes": sum(self.graph.allocated().values()),
         }
 
     def inputs(self, length: int, position: int) -> list[Any]:
         """Arguments of a step."""
-        from executorch_wgpu.scripts.describe import scalars_at
         from executorch_wgpu.scripts.measure import random_inputs
 
-        return random_inputs(self.program, scalars_at(self.program, length, position))
+        return random_inputs(self.program, self._scalars(length, position))
+
+    def _scalars(self, length: int, position: int) -> list[int]:
+        from executorch_wgpu.scripts.measure import choose_scalars
+
+        return choose_scalars(self.program, length, position, self.settings)
 
     def row(self, length: int, position: int, steps: int) -> dict[str, Any]:
-        """One setting: a step alone with its results on the host, and steps one behind the other
-        with none read back, two in flight. Milliseconds, medians."""
+        """One setting: a step alone with its results on the host; of it the GPU's time in one pass
+        and the process's CPU time; and steps one behind the other with none read back, three in
+        flight, each fed the last one's output where the program feeds back. Milliseconds, medians.
+        """
         from executorch_wgpu.runtime.device import capabilities
-        from executorch_wgpu.scripts.describe import dispatches_at, scalars_at
+        from executorch_wgpu.scripts.describe import dispatches_at
 
         inputs = self.inputs(length, position)
         steps = steps if length == 1 else max(5, steps // 5)
         self._warm(lambda: self.graph.execute(inputs))
+        begin = time.process_time()
         alone = [_timed(lambda: self.graph.execute(inputs)) for _ in range(steps)]
+        cpu = (time.process_time() - begin) / steps
         self._warm(lambda: self.graph.execute(inputs, outputs=()))
-        scalars = scalars_at(self.program, length, position)
+        scalars = self._scalars(length, position)
         dispatches = dispatches_at(self.program, scalars, capabilities(self.device))
+        gpu = self._one_pass(inputs, min(steps, 20))
         encode = [_timed(lambda: self._submit_and_wait(inputs)) for _ in range(steps)]
         return {
             "length": length,
             "position": position,
             "dispatches": len(dispatches),
             "alone_ms": statistics.median(alone),
+            "cpu_ms": cpu * 1e3,
+            "gpu_ms": gpu,
             "submit_ms": statistics.median(encode),
-            "step_ms": min(self._in_flight(inputs, steps) for _ in range(3)),
+            "step_ms": min(self._in_flight(self._fed(inputs, length), steps) for _ in range(3)),
         }
+
+    def _one_pass(self, inputs: Sequence[Any], repeats: int) -> float | None:
+        """Milliseconds on the GPU, None where it has no timestamps."""
+        from executorch_wgpu.runtime.profiling.one_pass import OnePass
+
+        if "timestamp-query" not in self.device.features:
+            return None
+        one_pass = OnePass(self.graph)
+        return statistics.median(one_pass.measure(inputs) for _ in range(repeats)) / 1e6
+
+    def _fed(self, inputs: Sequence[Any], length: int) -> list[Any]:
+        """The inputs, with the last step's outputs where a step of one position may take them."""
+        from executorch_wgpu.runtime.boundary import FED_BACK
+
+        fed = {pair.input for pair in self.program.feedback} if length == 1 else set()
+        return [FED_BACK if i in fed else value for i, value in enumerate(inputs)]
 
     def _submit_and_wait(self, inputs: Sequence[Any]) -> float:
         begin = time.perf_counter()
@@ -212,18 +247,21 @@ def print_rows(result: dict[str, Any]) -> None:
     console = Console()
     console.line(f"{result['file']} on {result['adapter']} {result['driver']}")
     console.line(
-        f"{result['implementation']} {result['wgpu']}, load {duration(result['load_s'])}, "
+        f"{result['implementation']} {result['wgpu']}, load {duration(result['load_s'])}, again "
+        f"{duration(result['load_again_s'])}, "
         f"{size(result['gpu_bytes'])} on the GPU"
     )
-    columns = ("step", "dispatches", "alone ms", "to submit ms", "in flight ms", "tokens/s")
+    columns = ("step", "dispatches", "alone ms", "CPU ms", "to submit ms", "GPU ms", "in flight ms")
     console.table(
-        columns,
+        (*columns, "tokens/s"),
         [
             (
                 f"decode at {r['position']}" if r["length"] == 1 else f"prefill of {r['length']}",
                 r["dispatches"],
                 f"{r['alone_ms']:.3f}",
+                f"{r['cpu_ms']:.3f}",
                 f"{r['submit_ms']:.3f}",
+                "-" if r["gpu_ms"] is None else f"{r['gpu_ms']:.3f}",
                 f"{r['step_ms']:.3f}",
                 f"{r['length'] * 1e3 / r['step_ms']:,.0f}",
             )
