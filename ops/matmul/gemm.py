@@ -38,6 +38,7 @@ from executorch_wgpu.ops.symbolic import (
     bounds,
     ceil_div,
     less_equal,
+    maximum,
     upper_bound,
 )
 from executorch_wgpu.ops.tensor import touched_bytes
@@ -187,7 +188,8 @@ def splits_of(problem: Problem) -> Scalar:
     for i, (here, above) in enumerate(pairwise(parts), 1):
         if here != above:
             found = found + (here - above) * less_equal(high, i)
-    return found
+    # What never is below 1 is known not to be.
+    return maximum(1, found)
 
 
 def tiles(problem: Problem, config: TileConfig) -> Scalar:

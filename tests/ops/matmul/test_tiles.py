@@ -10,7 +10,7 @@ import torch
 
 from executorch_wgpu.ops.elementwise.formula import Formula, Line
 from executorch_wgpu.ops.matmul import gemm
-from executorch_wgpu.ops.matmul.gemm import SHORT, TILE, TileConfig
+from executorch_wgpu.ops.matmul.gemm import SHORT, TILE, TileConfig, best_parts
 from executorch_wgpu.serialization.dispatch_list import DType
 
 from harness import Chain, assert_close
@@ -90,6 +90,23 @@ def test_workgroups_split_k(device: Any, n: int, k: int, dtype: DType) -> None:
         (y,) = graph.execute([rows, a.numpy()])
         tolerance = {"abs_tol": 2e-3, "rel_tol": 1e-2} if dtype is F16 else {}
         assert_close(y, a.double() @ w.double().T + bias.double(), **tolerance)
+
+
+def test_parts_of_k_by_the_number_of_rows(device: Any) -> None:
+    """More rows are more tiles: k is split as it is best for each, down to not at all."""
+    n, k, most = 4100, 512, 300
+    tall = [best_parts(high * 65, k) for high in (1, 2, 3, 4, 5)]
+    assert tall == [4, 2, 1, 1, 3]
+    c = Chain()
+    m = c.dim_of("M", 0, 1, most)
+    weight = torch.randn(n, k) / k**0.5
+    args = {"input": c.input("x", (m, k)), "weight": c.constant(weight), "bias": None}
+    c.output(*c.call("aten.linear.default", args, [(F32, (m, n))]))
+    graph = c.graph(device)
+    for rows in (40, 65, 129, 256, 257, 300):
+        a = torch.randn(rows, k)
+        (y,) = graph.execute([a.numpy()])
+        assert_close(y, a.double() @ weight.double().T)
 
 
 @pytest.mark.parametrize(("n", "k"), [(2, 512), (70, 515), (72, 640)])
