@@ -343,3 +343,29 @@ def test_a_constant_used_by_both_sides_and_returned():
     module = module_of(forward, w=rand(4), v=rand(4))
     check(module, (rand(4),))
     assert flat(module(rand(4)))[3] is not None
+
+
+@pytest.mark.parametrize("form", ["returned", "read", "quantized on the CPU"])
+def test_scales_in_f64_cross_on_the_cpu_alone(form):
+    """A dynamic scale is an f32 in a delegate and f64 outside: all that takes it stays there."""
+    import executorch.kernels.quantized  # noqa: F401  # the operators' out variants
+
+    ops, byte = torch.ops.quantized_decomposed, (-128, 127, torch.int8)
+
+    def forward(m, x):
+        x = x * 2
+        scale, point = ops.choose_qparams(x, -128, 127, 2**-12, torch.int8)
+        y = ops.quantize_per_tensor(x, scale, point, *byte)
+        y = ops.dequantize_per_tensor(y, scale, point, *byte) + 1
+        if form == "returned":
+            return y, scale
+        return y + scale.to(torch.float32) if form == "read" else y
+
+    blocked = ["quantized_decomposed.dequantize_per_tensor.tensor"] if "CPU" in form else []
+    options = CompileOptions(call_cost_us=0, operator_blocklist=blocked)
+    module, inputs = module_of(forward), (rand(3, 5),)
+    lowered = lower(module, inputs, partitioner=[WgpuPartitioner(options)])
+    left = exports.cpu_operators(lowered)
+    assert sum("choose_qparams" in op or "quantize_per_tensor" in op for op in left) == 3
+    assert exports.delegates(lowered) >= 1
+    compare(load(lowered).execute(list(inputs)), flat(module(*inputs)))
