@@ -4,8 +4,7 @@
    have one. Its distance is how far it is below the largest, in units of the temperature. #}
 {% from "halves.wgsl" import half_functions, read %}
 
-{# The functions on logits. LOGITS: codec of halves.wgsl; f32 is bound as its bits, with VEC 4 four
-   at a time. #}
+{# The functions on logits. LOGITS: codec of halves.wgsl; f32 is bound as its bits. #}
 {% macro logit_functions() %}
 {{ half_functions([LOGITS]) }}
 // By its bits: of numbers below 2^-126 a comparison may say that they are 0.
@@ -18,9 +17,7 @@ fn key_of(bits: u32) -> u32 {
     return select(key, 0u, size > 0x7f800000u);
 }
 fn key_at(i: u32) -> u32 {
-{% if VEC == 4 %}
-    return key_of(logits[i / 4u][i % 4u]);
-{% elif LOGITS %}
+{% if LOGITS %}
     return key_of(bitcast<u32>({{ read("logits", LOGITS, False, LOGITS_AT ~ " + i") }}));
 {% else %}
     return key_of(logits[{{ LOGITS_AT }} + i]);

@@ -1,7 +1,7 @@
 """``wgpu.sample``: the next token of a row of logits (see operator.py for what is computed).
 
-Routes by ``top_k``, which the host knows. 1, which is greedy decoding too, takes one dispatch. The
-others search: top_k's limit is the largest key that so many logits reach, found five bits a
+Routes by ``top_k``, which the host knows. 1, which is greedy decoding too, takes two dispatches.
+The others search: top_k's limit is the largest key that so many logits reach, found five bits a
 dispatch among 32 bins, exactly; top_p's is the largest distance from the best logit nearer than
 which less than top_p lies, found the same way on a grid of 2^-20 of the temperature. Sums are made
 in an order of their own but always the same: no atomics, so a result can be reproduced."""
@@ -62,7 +62,7 @@ def sample(b: Builder, call: OpCall) -> Tensor:
     top_k, size = call["top_k"], search.size
     off = either(less_equal(top_k, 0), less_equal(size, top_k))
     b.step(
-        RouteSpec("first", [search.first()], equal(top_k, 1)),
+        RouteSpec("first", search.first(), equal(top_k, 1)),
         RouteSpec("all", search.drawn(among_top_k=False), off),
         RouteSpec("top_k", search.drawn(among_top_k=True)),
     )
@@ -79,25 +79,26 @@ class _Search:
         self.groups = int(ceil_div(self.size, TILE * self.tiles))
         self.draw: dict[str, Number] = {name.upper(): call[name] for name in ("seed", "position")}
 
-    def first(self) -> DispatchSpec:
+    def first(self) -> list[DispatchSpec]:
         """The largest logit."""
-        four = self.row.dtype is DType.F32 and self.size % 4 == 0 and self.row.offset == 0
-        return self._dispatch(
-            "first",
-            {},
-            {"token": self.token},
-            params=self.draw,
-            vec=4 if four else 1,
-            PART=int(ceil_div(self.size, WORKGROUP)),
-        )
+        maxima = self._maxima()
+        part = int(ceil_div(self.size, WORKGROUP))
+        reads = {"maxima": maxima}
+        written = {"token": self.token}
+        first = self._dispatch("first", reads, written, params=self.draw, PART=part)
+        return [self._find(maxima), first]
+
+    def _maxima(self) -> Bind:
+        return Bind(self._words(2 * self.groups, "maxima"), "vec2<u32>")
+
+    def _find(self, maxima: Bind) -> DispatchSpec:
+        chunk = self.tiles * TILE
+        return self._dispatch("maxima", {}, {"maxima": maxima}, CHUNK=chunk, heat=False)
 
     def drawn(self, among_top_k: bool) -> list[DispatchSpec]:
         """One that is drawn."""
-        maxima = self._words(2 * self.groups, "maxima")
-        pairs = Bind(maxima, "vec2<u32>")
-        found = [
-            self._dispatch("maxima", {}, {"maxima": pairs}, CHUNK=self.tiles * TILE, heat=False)
-        ]
+        pairs = self._maxima()
+        found = [self._find(pairs)]
         known = _Known()
         for shift in KEY_SHIFTS if among_top_k else ():
             params: dict[str, Number] = {"TOP_K": self.call["top_k"]} if known.words else {}
@@ -164,13 +165,11 @@ class _Search:
         *,
         params: dict[str, Number] | None = None,
         groups: int | None = None,
-        vec: int = 1,
         heat: bool = True,
         **consts: Any,
     ) -> DispatchSpec:
         half = codec(self.row.dtype)
-        element = "u32" if vec == 1 else "vec4<u32>"
-        bound = {"logits": Bind(self.row, element)}
+        bound = {"logits": Bind(self.row, "u32")}
         if heat:
             bound["temperature"] = Bind(self.call["temperature"])
         return self.b.dispatch(
@@ -181,7 +180,6 @@ class _Search:
             params={**(params or {}), "LOGITS_AT": self.row.offset},
             consts={
                 "V": self.size,
-                "VEC": vec,
                 "LOGITS": half,
                 "TILES": self.tiles,
                 "GROUPS": self.groups,
