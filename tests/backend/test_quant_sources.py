@@ -147,6 +147,17 @@ def test_weights(device, weight, bits, asymmetric):
     assert ops == ["wgpu.linear_q"]
 
 
+@pytest.mark.parametrize("activations", ["", "static"])
+@pytest.mark.parametrize("points", ["fractions", "far"])
+def test_zero_points_that_are_no_codes_become_offsets(device, points, activations):
+    """And then 8-bit activations are multiplied as floats."""
+    module, generator = Decomposed("channel", activations), torch.Generator().manual_seed(0)
+    values = torch.rand(24, generator=generator) * 6 - 3
+    module.points = values if points == "fractions" else (values * 100).long()
+    ops, _ = check(device, module, (torch.randn(3, 64),))
+    assert ops[-1] == "wgpu.linear_q"
+
+
 @pytest.mark.parametrize("activations", ["token", "static", "tensors"])
 def test_activations(device, activations):
     ops, _ = check(device, Decomposed("group", activations), (torch.randn(3, 64),))
