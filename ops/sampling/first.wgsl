@@ -1,18 +1,22 @@
 {# The largest logit of V, of what maxima.wgsl has found of GROUPS parts: at a temperature of 0 the
-   first of equal ones, else one of them that the draw picks, for which they are read again. #}
+   first of equal ones, else one of them that the draw picks; where there are several, which is rare,
+   they are read again. #}
 {% from "sampling/common.wgsl" import logit_functions, reduce with context %}
 {% from "sampling/draw.wgsl" import uniform_functions with context %}
 var<workgroup> keys: array<u32, {{ WG_X }}>;
 var<workgroup> numbers: array<u32, {{ WG_X }}>;
+var<workgroup> counts: array<u32, {{ WG_X }}>;
 {{ logit_functions() }}
 {{ uniform_functions() }}
 @compute @workgroup_size({{ WG_X }})
 fn main(@builtin(local_invocation_index) lane: u32) {
     var best = 0u;
     var first = {{ V }}u;
+    var several = 0u;
     if (lane < {{ GROUPS }}u) {
         best = maxima[lane].x;
-        first = maxima[lane].y;
+        first = maxima[lane].y & 0x7fffffffu;
+        several = 1u + (maxima[lane].y >> 31u);
     }
     keys[lane] = best;
     // The first of equal ones is the largest of what is left from it to the end.
@@ -21,7 +25,10 @@ fn main(@builtin(local_invocation_index) lane: u32) {
     let top = keys[0];
     if (best != top) { numbers[lane] = 0u; }
     {{ reduce("numbers", "max") }}
-    if (is_zero(temperature[0])) {
+    counts[lane] = select(0u, several, best == top);
+    {{ reduce("counts") }}
+    let found = workgroupUniformLoad(&counts[0]);
+    if (is_zero(temperature[0]) || found == 1u) {
         if (lane == 0u) { token[0] = i32({{ V }}u - numbers[0]); }
         return;
     }

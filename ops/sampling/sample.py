@@ -86,14 +86,14 @@ class _Search:
         reads = {"maxima": maxima}
         written = {"token": self.token}
         first = self._dispatch("first", reads, written, params=self.draw, PART=part)
-        return [self._find(maxima), first]
+        return [self._find(maxima, several=True), first]
 
     def _maxima(self) -> Bind:
         return Bind(self._words(2 * self.groups, "maxima"), "vec2<u32>")
 
-    def _find(self, maxima: Bind) -> DispatchSpec:
-        chunk = self.tiles * TILE
-        return self._dispatch("maxima", {}, {"maxima": maxima}, CHUNK=chunk, heat=False)
+    def _find(self, maxima: Bind, several: bool = False) -> DispatchSpec:
+        consts = {"CHUNK": self.tiles * TILE, "SEVERAL": several}
+        return self._dispatch("maxima", {}, {"maxima": maxima}, heat=False, **consts)
 
     def drawn(self, among_top_k: bool) -> list[DispatchSpec]:
         """One that is drawn."""
