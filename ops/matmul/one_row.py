@@ -56,11 +56,10 @@ class OneRowConfig:
             # The one that leaves fewer lanes without a unit in the last round.
             lanes = min((256, 128), key=lambda lanes: -units % lanes)
         slices = 1 if units > lanes else min(4, 256 // lanes)
-        # 16 where all workgroups are then at work at once, as many as an H200 takes.
-        rows = 16 if 192 <= n // (16 * slices) <= 264 else 8
-        while n < 96 * rows * slices and slices > 1:
+        rows = 8
+        while n < 128 * rows * slices and slices > 1:
             slices //= 2
-        while n < 96 * rows * slices and rows > max(2, group):
+        while n < 128 * rows * slices and rows > max(2, group):
             rows //= 2
         return OneRowConfig(lanes, max(rows, group), slices, 1)
 
