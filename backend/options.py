@@ -12,7 +12,7 @@ from typing import Any
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 
 #: What a call of a delegate costs by itself, in microseconds: submit, wait, read back. Measured
-#: with ``python -m executorch_wgpu.scripts.bench_bridge``; see docs/EXECUTORCH.md.
+#: with ``python -m executorch_wgpu.scripts.bench.bridge``; see docs/EXECUTORCH.md.
 CALL_COST_US = 150.0
 
 

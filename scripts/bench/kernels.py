@@ -74,6 +74,7 @@ def main(
 ) -> None:
     """Measure kernels of every family."""
     from executorch_wgpu.runtime.device import resolve_device
+    from executorch_wgpu.scripts.bench.about import about
     from executorch_wgpu.scripts.console import Console
 
     used = resolve_device(device)
@@ -86,7 +87,7 @@ def main(
             rows.append(bench.row(case))
             console.line(_line(rows[-1]))
     if json_path is not None:
-        content = {"adapter": used.adapter.summary, "rows": rows}
+        content = {**about(used), "rows": rows}
         json_path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,6 +1,6 @@
 """Steps of a model's dispatch list with random weights: what decode and prefill cost.
 
-    python -m executorch_wgpu.scripts.bench_llama llama3_2_1b --quantize 4w:32 \\
+    python -m executorch_wgpu.scripts.bench.llama llama3_2_1b --quantize 4w:32 \\
         --embedding-quantize 4:32 --max-context 4096 --max-seq-len 512 --list 1b.list
     python -m executorch_wgpu.scripts.bench.model 1b.list
 
@@ -64,7 +64,7 @@ class ModelBench:
     """A dispatch list on a device, filled with random numbers.
 
     Args:
-        file: as ``bench_llama --list`` writes it.
+        file: as ``scripts.bench.llama --list`` writes it.
         warmup: seconds of steps before each measurement: devices raise their clocks under load.
         settings: "NAME=VALUE" of live scalars.
     """
@@ -89,17 +89,11 @@ class ModelBench:
 
     def about(self) -> dict[str, Any]:
         """What was measured, and on what."""
-        from importlib.metadata import version
+        from executorch_wgpu.scripts.bench.about import about
 
-        from executorch_wgpu.runtime.device import is_native
-
-        adapter = self.device.adapter
         return {
             "file": self.file.name,
-            "adapter": adapter.summary,
-            "driver": str(adapter.info.get("description", "")),
-            "implementation": "wgpu-native" if is_native(self.device) else "Dawn",
-            "wgpu": version("wgpu"),
+            **about(self.device),
             "load_s": self.load_s,
             "load_again_s": self.load_again_s,
             "gpu_bytes": sum(self.graph.allocated().values()),
@@ -247,8 +241,8 @@ def print_rows(result: dict[str, Any]) -> None:
     console = Console()
     console.line(f"{result['file']} on {result['adapter']} {result['driver']}")
     console.line(
-        f"{result['implementation']} {result['wgpu']}, load {duration(result['load_s'])}, again "
-        f"{duration(result['load_again_s'])}, "
+        f"{result['implementation']} {result['implementation_version']}, load "
+        f"{duration(result['load_s'])}, again {duration(result['load_again_s'])}, "
         f"{size(result['gpu_bytes'])} on the GPU"
     )
     columns = ("step", "dispatches", "alone ms", "CPU ms", "to submit ms", "GPU ms", "in flight ms")

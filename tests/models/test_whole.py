@@ -20,7 +20,7 @@ from executorch_wgpu.backend.options import CompileOptions
 from executorch_wgpu.runtime import Runtime
 from executorch_wgpu.runtime.errors import InvalidInputError
 from executorch_wgpu.runtime.generate import TextGenerator
-from executorch_wgpu.scripts.bench_llama import memory
+from executorch_wgpu.scripts.bench.llama import memory
 from executorch_wgpu.scripts.cli import main
 from executorch_wgpu.scripts.describe import dispatches_at
 from executorch_wgpu.scripts.perplexity import perplexity

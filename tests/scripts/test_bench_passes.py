@@ -9,18 +9,18 @@ import pytest
 from click.testing import CliRunner
 
 from executorch_wgpu.backend.passes import OPTIONAL
-from executorch_wgpu.scripts import bench_passes
+from executorch_wgpu.scripts.bench import passes
 
 
 def test_measured_passes_can_be_left_out() -> None:
-    assert set(bench_passes.MEASURED) <= set(OPTIONAL)
+    assert set(passes.MEASURED) <= set(OPTIONAL)
 
 
 def test_a_row_for_each_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(bench_passes, "MEASURED", ("join_linears", "fuse_rope_cache"))
+    monkeypatch.setattr(passes, "MEASURED", ("join_linears", "fuse_rope_cache"))
     path = tmp_path / "figures.json"
     words = ["smollm2_135m", "--layers", "1", "--vocab", "64", "--rounds", "1", "--json", str(path)]
-    result = CliRunner().invoke(bench_passes.main, words)
+    result = CliRunner().invoke(passes.main, words)
     assert result.exit_code == 0, result.output
     rows = {row["passes"]: row for row in json.loads(path.read_text())["rows"]}
     assert list(rows) == ["all", "without join_linears", "without fuse_rope_cache", "none"]

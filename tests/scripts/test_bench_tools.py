@@ -65,6 +65,8 @@ def test_model(tmp_path):
     assert "decode at 3" in result.output and "prefill of 20" in result.output
     found = json.loads((tmp_path / "a.json").read_text())
     assert [row["dispatches"] for row in found["rows"]] == [2, 2]
+    assert found["adapter"] and found["driver"] and found["implementation_version"]
+    assert all(row["cpu_ms"] > 0 for row in found["rows"])
     names = [row["kernel"] for row in found["kernels"][0]["rows"]]
     assert sorted(names) == ["layers.a/linear_gemv1", "layers.b/linear_w4g32_digits"]
 

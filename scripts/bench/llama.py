@@ -1,11 +1,11 @@
 """A published model's shape with random weights: export it, load it in another process, decode.
 
-    python -m executorch_wgpu.scripts.bench_llama llama3_2_1b --dtype f16
+    python -m executorch_wgpu.scripts.bench.llama llama3_2_1b --dtype f16
 
 prints what each takes: seconds, bytes on disk, in the process and on the GPU, ms a token. Weights
 are random, so the text is not; the shapes, and with them the times, are the model's own.
 
-    python -m executorch_wgpu.scripts.bench_llama llama3_2_1b --quantize 4w:32 \\
+    python -m executorch_wgpu.scripts.bench.llama llama3_2_1b --quantize 4w:32 \\
         --embedding-quantize 4:32 --list 1b.list
 
 writes the dispatch list alone, without weights.

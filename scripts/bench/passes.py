@@ -1,6 +1,6 @@
 """What each graph pass brings to a decode step: dispatches and time, with and without it.
 
-    python -m executorch_wgpu.scripts.bench_passes llama3_2_1b --layers 2 --dtype f16
+    python -m executorch_wgpu.scripts.bench.passes llama3_2_1b --layers 2 --dtype f16
 
 lowers a model of published shape with random weights once for each pass left out, and once without
 all of them, and times a step of one token, in turns, so that what else the machine does meanwhile

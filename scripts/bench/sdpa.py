@@ -4,12 +4,13 @@ The layer is ``llama.sdpa_with_kv_cache`` alone, with 32 query heads and 8 KV he
 cache of 4,096 positions, f32. Two steps, so that the machine that measures needs neither torch nor
 executorch::
 
-    python -m executorch_wgpu.scripts.profile_sdpa --make sdpa.pte
-    python -m executorch_wgpu.scripts.profile_sdpa sdpa.pte --json sdpa.json
+    python -m executorch_wgpu.scripts.bench.sdpa --make sdpa.pte
+    python -m executorch_wgpu.scripts.bench.sdpa sdpa.pte --json sdpa.json
 """
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,11 @@ def measure(
     if subject.profiled is None:
         raise click.ClickException("the device has no timestamps")
     m.measure([subject], steps, warmup)
-    return build_document([subject], "forward", steps, warmup)
+    document = build_document([subject], "forward", steps, warmup)
+    begin = time.process_time()
+    for _ in range(steps):
+        subject.plain.execute(subject.inputs)
+    return {**document, "cpu_s": (time.process_time() - begin) / steps}
 
 
 def print_table(documents: list[dict[str, Any]]) -> None:
@@ -145,6 +150,8 @@ def print_table(documents: list[dict[str, Any]]) -> None:
         for name, spread in (("execute", executes), ("execute, profiled", profiled)):
             times = [us(spread[key] * 1e9) for key in ("mean", "p50", "p95", "min")]
             rows.append(("", name, "on the host", "", *times, "", "", "", ""))
+        cpu = us(document["cpu_s"] * 1e9)
+        rows.append(("", "execute, CPU time", "all threads", "", cpu, "", "", "", "", "", "", ""))
     columns = ("", "dispatch", "route", "grid", "mean>", "p50>", "p95>", "min>", "GB/s>",
                "of copy>", "GFLOP/s>", "flags")  # fmt: skip
     console.table(columns, rows)

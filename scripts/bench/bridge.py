@@ -1,6 +1,6 @@
 """What a call through ExecuTorch's own runtime costs over ours.
 
-    python -m executorch_wgpu.scripts.bench_bridge
+    python -m executorch_wgpu.scripts.bench.bridge
 
 One small program, in both runtimes, call by call in turn so that both see the same machine. The
 difference is ExecuTorch's set-up of inputs and outputs, the way into Python, and the copies.

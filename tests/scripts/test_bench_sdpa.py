@@ -8,20 +8,18 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from executorch_wgpu.scripts import profile_sdpa
+from executorch_wgpu.scripts.bench import sdpa
 
 
 @pytest.mark.slow
 def test_the_four_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("executorch.exir")
-    monkeypatch.setattr(profile_sdpa, "SETTINGS", ((1, 511), (128, 0)))
+    monkeypatch.setattr(sdpa, "SETTINGS", ((1, 511), (128, 0)))
     file, out = str(tmp_path / "sdpa.pte"), tmp_path / "out.json"
     runner = CliRunner()
-    made = runner.invoke(profile_sdpa.main, [file, "--make"])
+    made = runner.invoke(sdpa.main, [file, "--make"])
     assert made.exit_code == 0, made.output
-    result = runner.invoke(
-        profile_sdpa.main, [file, "--steps", "2", "--warmup", "1", "--json", str(out)]
-    )
+    result = runner.invoke(sdpa.main, [file, "--steps", "2", "--warmup", "1", "--json", str(out)])
     assert result.exit_code == 0, result.output
     decode, prefill = (d["groups"][0]["dispatches"] for d in json.loads(out.read_text()))
     assert [(d["kernel"], d["route"]) for d in decode] == [
