@@ -23,7 +23,7 @@ from .bindings import BindGroups, LiveBlock
 from .boundary import FED_BACK
 from .device import advice_for, capabilities
 from .errors import InvalidInputError, UnsupportedDeviceError, WgpuDelegateError, gpu_errors
-from .interrupt import Interrupts
+from .interrupt import Interrupts, stopped_by
 from .live_scalars import Admission, Admitted
 from .memory import memory_limit
 from .pending_step import PendingStep
@@ -353,7 +353,7 @@ class WebGPUGraph:
                     self._record_readback(encoder, pending)
                     return self._submitter.submit(encoder.finish(label=self.label))
                 except BaseException as error:
-                    self._torn = str(error) or type(error).__name__
+                    self._torn = stopped_by(error, device)
                     raise
         if profiler is None:
             self._record_pass(encoder, prepared, values, live.offset)

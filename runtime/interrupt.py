@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps rather than within one.
+"""Ctrl-C between two steps rather than within one, and what a step that stopped half way leaves.
 
 Python raises KeyboardInterrupt wherever it happens to be: in a callback that C has called or in a
 destructor, where it is printed and forgotten, or between a submission and the note that was to be
@@ -10,6 +10,9 @@ from __future__ import annotations
 import signal
 import threading
 from types import FrameType, TracebackType
+from typing import Any
+
+from .device import is_lost
 
 
 class Interrupts:
@@ -49,3 +52,13 @@ class Interrupts:
         if self._pending:
             signal.default_int_handler(number, frame)
         self._pending = True
+
+
+def stopped_by(error: BaseException, device: Any) -> str:
+    """Why a graph is not to be used after half of a step; empty where its device is lost, which
+    every later call says itself."""
+    try:
+        lost = is_lost(device)
+    except Exception:  # a device that cannot even be asked
+        lost = False
+    return "" if lost else str(error) or type(error).__name__

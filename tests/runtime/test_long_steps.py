@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from programs import chain, chain_reference
 
-from executorch_wgpu.runtime.errors import WgpuDelegateError
+from executorch_wgpu.runtime.device import request_device
+from executorch_wgpu.runtime.errors import DeviceLostError, WgpuDelegateError
 from executorch_wgpu.runtime.graph import LONG_STEP, WebGPUGraph
 
 RNG = np.random.default_rng(0)
@@ -57,6 +58,25 @@ def test_a_failure_between_the_parts(device, monkeypatch) -> None:
         graph.execute([x])
     again = graph.again(device)
     np.testing.assert_allclose(again.execute([x])[0], chain_reference(x, LONG_STEP), rtol=1e-5)
+
+
+def test_a_device_that_is_lost_between_the_parts(monkeypatch) -> None:
+    """It is the loss that every call names."""
+    device = request_device()
+    graph = WebGPUGraph(device, chain(LONG_STEP, 8))
+    record, calls = graph._recorder.record, []
+
+    def losing(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == 2:
+            device.destroy()
+        record(*args)
+
+    monkeypatch.setattr(graph._recorder, "record", losing)
+    for _ in range(3):
+        with pytest.raises(DeviceLostError):
+            graph.execute([np.ones(8, np.float32)])
+    assert len(calls) >= 2
 
 
 def test_a_failure_before_the_parts(device, monkeypatch) -> None:
