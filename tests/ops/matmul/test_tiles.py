@@ -10,7 +10,7 @@ import torch
 
 from executorch_wgpu.ops.elementwise.formula import Formula, Line
 from executorch_wgpu.ops.matmul import gemm
-from executorch_wgpu.ops.matmul.gemm import SHORT, TILE, TileConfig, best_parts
+from executorch_wgpu.ops.matmul.gemm import MOST_SUMS, SHORT, TILE, TileConfig, best_parts
 from executorch_wgpu.serialization.dispatch_list import DType
 
 from harness import Chain, assert_close
@@ -107,6 +107,13 @@ def test_parts_of_k_by_the_number_of_rows(device: Any) -> None:
         a = torch.randn(rows, k)
         (y,) = graph.execute([a.numpy()])
         assert_close(y, a.double() @ weight.double().T)
+
+
+def test_sums_that_are_left_to_add_up_are_bounded() -> None:
+    for k in (512, 2048, 16384):
+        for count in range(1, 1200):
+            parts = best_parts(count, k)
+            assert parts == 1 or parts * count <= MOST_SUMS
 
 
 @pytest.mark.parametrize(("n", "k"), [(2, 512), (70, 515), (72, 640)])
