@@ -48,14 +48,20 @@ class OneRowConfig:
         return OneRowConfig(lanes, rows, 1, min(4 if quads <= 2 else 1, units // lanes))
 
     @staticmethod
-    def of_digits(units: int, n: int, group: int = 1) -> OneRowConfig:
-        """As :meth:`choose`, for products over digits: slices share the work of making them, and
-        rows pay for it, as long as there are workgroups for a large GPU."""
+    def of_digits(units: int, n: int, quads: int, group: int = 1) -> OneRowConfig:
+        """As :meth:`choose`, for products over digits: slices share the work of making them, as far
+        as there is memory to share them in, and rows pay for it, as long as there are workgroups
+        for a large GPU."""
         lanes = min(256, max(8, 1 << max(units - 1, 0).bit_length()))
         if units > lanes:
             # The one that leaves fewer lanes without a unit in the last round.
             lanes = min((256, 128), key=lambda lanes: -units % lanes)
         slices = 1 if units > lanes else min(4, 256 // lanes)
+        # With the sums of four rows, and the squares.
+        while slices > 1 and (
+            _words_of_digits(lanes, slices, quads) + _words_of_sums(lanes, slices, 5) > _MOST_WORDS
+        ):
+            slices //= 2
         rows = 8
         while n < 128 * rows * slices and slices > 1:
             slices //= 2
@@ -68,9 +74,14 @@ class OneRowConfig:
 _MOST_WORDS = DEFAULT_LIMITS["max-compute-workgroup-storage-size"] // 4
 
 
-def _words_of_sums(config: OneRowConfig, rows: int, problem: Problem) -> int:
-    """Workgroup memory that ``one_row_sums.wgsl`` takes for so many rows at a time."""
-    return config.slices * (rows + (problem.norm is not None)) * (config.lanes + 8)
+def _words_of_sums(lanes: int, slices: int, sums: int) -> int:
+    """Workgroup memory that ``one_row_sums.wgsl`` takes for so many sums at a time."""
+    return slices * sums * (lanes + 8)
+
+
+def _words_of_digits(lanes: int, slices: int, quads: int) -> int:
+    """Workgroup memory by which slices share digits in ``gemv_digits.wgsl``."""
+    return lanes * (4 * slices + 3 * quads) if slices > 1 else 0
 
 
 def dense_unit(problem: Problem) -> int | None:
@@ -108,10 +119,12 @@ def one_row_dispatch(
     units, quads = -(-k // unit), unit // 4
     n = upper_bound(problem.n)
     if config is None and digits:
-        config = OneRowConfig.of_digits(units, n, problem.group)
+        config = OneRowConfig.of_digits(units, n, quads, problem.group)
     config = config or OneRowConfig.choose(units, n, quads, problem.group)
     lanes, per_chunk = config.lanes, config.lanes * config.unroll
     chunks = -(-units // per_chunk)
+    # Slices share the digits of one chunk, which a loop would overwrite.
+    assert not digits or config.slices == 1 or chunks == 1, config
     params |= {"N": problem.n, "K": k, "UNITS": units}
     a = Operand("a", problem.a, 2)
     reads["a"] = a.bind
@@ -131,11 +144,12 @@ def one_row_dispatch(
     epilogue = describe_epilogue(problem, params, reads)
     if problem.norm is not None and problem.norm.weight is not None:
         epilogue["CODECS"] = epilogue["CODECS"] | {consts["NORM_WEIGHT"]["codec"]}
-    words = lanes * (3 * config.slices + 3 * quads) if digits and config.slices > 1 else 0
-    rows = config.rows
-    while rows > problem.group and words + _words_of_sums(config, rows, problem) > _MOST_WORDS:
+    rows, squares = config.rows, problem.norm is not None
+    shared = _words_of_digits(lanes, config.slices, quads) if digits else 0
+    words = shared + _words_of_sums(lanes, config.slices, rows + squares)
+    while rows > problem.group and words > _MOST_WORDS:
         rows //= 2
-    words += _words_of_sums(config, rows, problem)
+        words = shared + _words_of_sums(lanes, config.slices, rows + squares)
     if bytes is None:
         operands = [problem.a, problem.w, problem.out, *problem.epilogue.operands]
         bytes = touched_bytes(operands)

@@ -1,12 +1,15 @@
-{# One row of a times packed w over integers, where four bytes are multiplied at once: as exact as in
+{# One row of a times packed w over integers, where four bytes are multiplied at once: about as exact as in
    floats, with less than half of the instructions.
 
-   The elements of a that meet a load of w, a unit of UNIT, become integers of 23 bits by one power of
-   two: all the bits of the largest, and of the others those of the same weight, which is what a sum of
-   them in f32 keeps. Each integer is three signed digits of 8 bits, q = d0 + 256 d1 + 65536 d2. Codes
-   times digits add up exactly in 32 bits. Then the digits' sums become floats, once for a unit and a
-   row of w. Where one element is WIDE times as large as all the others of its unit together, and a code
-   that stands for zero may meet it, the others' lower bits count: such a unit is multiplied in floats.
+   The elements of a that meet a load of w, a unit of UNIT, become integers by one power of two: 22 bits
+   of the largest and its sign, and of the others the bits of the same weight. So each is off by at most
+   2^-22 of the largest, about what a sum of their products in f32 is. Each integer is three signed
+   digits of 8 bits, q = d0 + 256 d1 + 65536 d2. Codes times digits add up exactly in 32 bits. Then the
+   digits' sums become floats, once for a unit and a row of w.
+
+   Where codes that stand for zero meet the large elements, the lower bits of the small ones count. So a
+   unit is multiplied in floats where one element is WIDE times as large as all the others together, or
+   the largest is 2^FAR times as large as all of four neighbours that are not all zero.
 
    Work is divided as in gemv_one.wgsl: LANES lanes share a row of w, walk R rows of it, CHUNKS units
    each, and SLICES such groups make a workgroup. With more than one slice they divide the making of
@@ -26,6 +29,7 @@
 {# Whether the sum of the unit is needed: a code that is not 0 stands for zero. #}
 {% set CENTERED = Q.zeros or FIXED %}
 {% set WIDE = 16 %}
+{% set FAR = 10 %}
 {% set WORDS_OF_SHARE = "vec%d<u32>" % OWN if OWN > 1 else "u32" %}
 {# vec4 number k of a, as it is and with 0 past the end, of a unit; and the norm's weights for it. #}
 {% macro quad(k, unit) -%}
@@ -38,9 +42,10 @@
 {%- endmacro %}
 {{ sums_memory() }}
 {% if SLICES > 1 %}
-// Of a slice's share of a unit: the largest and the sum of the sizes, by their bits; the sum of the
-// integers; the digits, a word for four of them.
+// Of a slice's share of a unit: the largest and the sum of the sizes, by their bits; the least of the
+// largest of four; the sum of the integers; the digits, a word for four of them.
 var<workgroup> sizes: array<vec2<u32>, {{ SLICES * LANES }}>;
+var<workgroup> fours: array<u32, {{ SLICES * LANES }}>;
 {% if CENTERED %}
 var<workgroup> shares: array<i32, {{ SLICES * LANES }}>;
 {% endif %}
@@ -115,6 +120,8 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
         let load{{ r }} = weight[w{{ r }} + unit];
 {% endfor %}
         var own = 0u;
+        // By its bits less 1, by which zero is the largest of all.
+        var four_least = 0xffffffffu;
         var size = 0.0;
 {% for i in range(OWN) %}
         let k{{ i }} = unit * {{ QUADS }}u + slice * {{ OWN }}u + {{ i }}u;
@@ -125,14 +132,18 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
         x{{ i }} *= {{ norm_quad("k%d" % i) }};
 {% endif %}
 {% endif %}
-        own = max(own, top_of(x{{ i }}));
+        let top{{ i }} = top_of(x{{ i }});
+        own = max(own, top{{ i }});
+        four_least = min(four_least, top{{ i }} - 1u);
         size += dot(abs(x{{ i }}), vec4<f32>(1.0));
 {% endfor %}
 {% if SLICES > 1 %}
         sizes[lane] = vec2<u32>(own, bitcast<u32>(size));
+        fours[lane] = four_least;
         workgroupBarrier();
 {% for s in range(SLICES) %}
         let size{{ s }} = sizes[first + {{ s * LANES }}u];
+        four_least = min(four_least, fours[first + {{ s * LANES }}u]);
 {% endfor %}
         let top = {% for s in range(SLICES - 1) %}max(size{{ s }}.x, {% endfor %}size{{ SLICES - 1 }}.x{{ ")" * (SLICES - 1) }};
         let all = {% for s in range(SLICES) %}bitcast<f32>(size{{ s }}.y){{ " + " if not loop.last }}{% endfor %};
@@ -141,7 +152,8 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
         let all = size;
 {% endif %}
         // Not where it is infinite or NaN.
-        let wide = bitcast<f32>(top) > {{ WIDE }}.0 * (all - bitcast<f32>(top));
+        let wide = top < 0x7f800000u && (bitcast<f32>(top) > {{ WIDE }}.0 * (all - bitcast<f32>(top))
+            || four_least < max(top, {{ FAR * 2**23 }}u) - {{ FAR * 2**23 }}u);
         // The power of two that takes the largest to just below 2^22, and its inverse, or NaN where
         // something is not finite, or 0 where the digits do not count.
         let exponent = max(top >> 23u, 24u);

@@ -36,6 +36,10 @@ _GEMV_LIMITS = ((1, 1), (4, 4), (16, 4))
 #: Words that the kernel for one row loads at once.
 _UNIT = 4
 
+#: Elements of a row that make digits worth their while. Fewer are little work, and may be so uneven
+#: that floats keep more (see gemv_digits.wgsl).
+_LEAST_DIGITS = 64
+
 _ELEMENTS = {1: "u32", 2: "vec2<u32>", 4: "vec4<u32>"}
 
 
@@ -107,8 +111,9 @@ def emit_product(
     whole = _Rows(problem, weight)
     if least <= 1 and _fits_one_row(whole):
         guard = less_equal(a.shape[1], 1)
-        digits = partial(_one_row, b, digits=True)
-        choices.append(_Choice("digits", guard, digits, norms=True, features=(INTEGER_DOT,)))
+        if weight.k >= _LEAST_DIGITS:
+            digits = partial(_one_row, b, digits=True)
+            choices.append(_Choice("digits", guard, digits, norms=True, features=(INTEGER_DOT,)))
         choices.append(_Choice("one_row", guard, partial(_one_row, b), norms=True))
     for limit, tile in _GEMV_LIMITS:
         if least > limit or (limit <= 1 and choices):

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from executorch_wgpu.ops.elementwise.formula import Formula, Line
-from executorch_wgpu.ops.matmul.one_row import OneRowConfig
-from executorch_wgpu.ops.quant.layout import PackedWeight, pack_bytes, pack_codes
+from executorch_wgpu.ops.matmul.one_row import (
+    OneRowConfig,
+    _words_of_digits,
+    _words_of_sums,
+)
+from executorch_wgpu.ops.quant.layout import (
+    PackedWeight,
+    pack_bytes,
+    pack_codes,
+    unpack_bytes,
+    unpack_codes,
+)
 from executorch_wgpu.serialization.dispatch_list import DType
 
 import tint
@@ -112,7 +124,7 @@ def way(request, monkeypatch):
     ("bits", "group", "zeros"),
     [(4, 32, ""), (4, 64, "bytes"), (4, 32, "offsets"), (8, 32, ""), (8, 16, "bytes")],
 )
-@pytest.mark.parametrize(("n", "k"), [(70, 36), (10, 2080), (6, 9000)])
+@pytest.mark.parametrize(("n", "k"), [(70, 100), (10, 2080), (6, 9000)])
 def test_packed(device, way, n, k, bits, group, zeros, form):
     weight = packed(n, k, bits, group, zeros, torch.float16)
     assert [route.name for route in chain_of(weight, 1).lower().program.steps[0].routes[:2]] == [
@@ -145,6 +157,45 @@ def test_sizes_of_activations(device, way, size, zeros):
     scale = x.double().abs() @ dense.abs().T
     error = (torch.as_tensor(y).double() - x.double() @ dense.T).abs()
     assert (error <= 1e-6 * scale + 1e-37 * 516).all(), (error / scale).max()
+
+
+@pytest.mark.parametrize("slices", [1, 2, 4])
+@pytest.mark.parametrize(("bits", "zeros"), [(4, ""), (4, "bytes"), (4, "offsets"), (8, "bytes")])
+def test_what_large_activations_hide(device, monkeypatch, bits, zeros, slices):
+    """Where codes that stand for zero meet the large ones, of the others all bits count."""
+    monkeypatch.setenv("EXECUTORCH_WGPU_INTEGER_DOT", "1")
+    # With one slice, two units a lane.
+    config = OneRowConfig(32 if slices > 1 else 8, 4, slices, 1)
+    monkeypatch.setattr(OneRowConfig, "of_digits", staticmethod(lambda *_: config))
+    k, large = 252, [32, 37, 42, 251]
+    weight = packed(24, k, bits, 32, zeros, torch.float32)
+    codes = unpack_codes(weight.packed, bits, k).clone()
+    points = torch.full((24, 8), weight.zero, dtype=torch.uint8)
+    if weight.zeros is not None:
+        points = unpack_bytes(weight.zeros)
+    codes[:, large] = points[:, [i // 32 for i in large]]
+    weight = replace(weight, packed=pack_codes(codes, bits))
+    if weight.offsets is not None:
+        weight.offsets.zero_()
+    graph, dense = chain_of(weight, 1).graph(device), weight.dequantize().double()
+    for size in (1e3, 1e6, 1e20):
+        for some in (large[:1], large[:2], large):
+            x = randn(1, k)
+            x[0, some] = size * torch.arange(1, len(some) + 1)
+            (y,) = graph.execute([x.numpy()])
+            error = (torch.as_tensor(y).double() - x.double() @ dense.T).abs()
+            assert (error <= 2e-6 * (x.double().abs() @ dense.abs().T)).all(), (size, some)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_memory_that_every_device_has(bits):
+    """Also for the sums of as many rows at a time as there are, but for a half or a quarter."""
+    unit = 128 // bits
+    for k in range(unit, 20000, unit):
+        for n in (1, 300, 2048, 128256):
+            c = OneRowConfig.of_digits(k // unit, n, unit // 4, 2)
+            words = _words_of_digits(c.lanes, c.slices, unit // 4)
+            assert words + _words_of_sums(c.lanes, c.slices, min(4, c.rows) + 1) <= 4096, (k, n, c)
 
 
 def test_activations_that_are_not_finite(device, way):
@@ -230,6 +281,8 @@ def test_tint_compiles_it() -> None:
         randn(70, 36),
         randn(34, 1000).half(),
         packed(70, 36, 4, 32, "bytes", torch.float16),
+        packed(70, 100, 4, 32, "bytes", torch.float16),
+        packed(70, 2048, 4, 32, "offsets", torch.float16),
         packed(2100, 4160, 8, 64, "offsets", torch.float32),
     ):
         for norm in (None, "weight", "plain"):
