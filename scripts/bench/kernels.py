@@ -2,15 +2,15 @@
 
     python -m executorch_wgpu.scripts.bench.kernels --json kernels.json
 
-A case is one operator over several constants in turn, more bytes together than a cache holds (up to
-``--bytes``), each dispatch waiting for the one before. Two times are printed, medians in
-microseconds:
+A case is one operator. A linear layer is called with several constants in turn, more bytes together
+than a cache holds (up to ``--bytes``), each call waiting for the one before; an attention once. Two
+times of a call are printed, be it one dispatch or several, medians in microseconds:
 
-* **in a row**: of a dispatch among such, in one pass: a timestamp at either end of the pass;
-* **alone**: in a pass of its own, as profiles show it: a pass costs some microseconds of its own.
+* **in a row**: among such, in one pass: a timestamp at either end of the pass;
+* **alone**: every dispatch in a pass of its own, as in profiles, which costs some microseconds.
 
 Inputs are fresh random numbers; the last result is compared with double precision. Needs torch.
-``--small`` divides the shapes by 16, for adapters that compute on the CPU.
+``--small`` divides the shapes by 16, K by 4, for adapters that compute on the CPU.
 """
 
 from __future__ import annotations

@@ -28,7 +28,12 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
 @click.option("--positions", default="511,2047", show_default=True, help="Of decode steps.")
 @click.option("--prompts", default="128,512", show_default=True, help="Lengths of prefills.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A live scalar.")
-@click.option("--steps", default=100, show_default=True, help="Measured steps a row.")
+@click.option(
+    "--steps",
+    default=100,
+    show_default=True,
+    help="Measured steps of decode; of a prefill a fifth of them.",
+)
 @click.option("--warmup", default=1.0, show_default=True, help="Seconds of steps before them.")
 @click.option("--kernels/--no-kernels", default=True, help="Also times by kernel.")
 @click.option("--device", help="Part of the adapter's name (see devices).")
@@ -65,7 +70,8 @@ class ModelBench:
 
     Args:
         file: as ``scripts.bench.llama --list`` writes it.
-        warmup: seconds of steps before each measurement: devices raise their clocks under load.
+        warmup: seconds of steps before those alone and before the others: devices raise their
+            clocks under load.
         settings: "NAME=VALUE" of live scalars.
     """
 
@@ -88,7 +94,7 @@ class ModelBench:
         self.graph = graph
 
     def about(self) -> dict[str, Any]:
-        """What was measured, and on what."""
+        """What was measured, and on what. ``load_again_s``: while the first one is still there."""
         from executorch_wgpu.scripts.bench.about import about
 
         return {
@@ -111,10 +117,11 @@ class ModelBench:
         return choose_scalars(self.program, length, position, self.settings)
 
     def row(self, length: int, position: int, steps: int) -> dict[str, Any]:
-        """One setting: a step alone with its results on the host; of it the GPU's time in one pass
-        and the process's CPU time; and steps one behind the other with none read back, three in
-        flight, each fed the last one's output where the program feeds back. Milliseconds, medians.
-        """
+        """One setting: a step alone with its results on the host; of it the time until it is
+        submitted, the GPU's time in one pass and the process's CPU time; and steps one behind the
+        other with none read back, three in flight, each fed the last one's output where the program
+        feeds back. Milliseconds: medians, of CPU time the mean, of steps in flight the least mean
+        of three rounds."""
         from executorch_wgpu.runtime.device import capabilities
         from executorch_wgpu.scripts.describe import dispatches_at
 
