@@ -1,6 +1,6 @@
 {# The largest logit of V, of what maxima.wgsl has found of GROUPS parts: at a temperature of 0 the
    first of equal ones, else one of them that the draw picks; where there are several, which is rare,
-   they are read again. #}
+   all logits are read again. #}
 {% from "sampling/common.wgsl" import logit_functions, reduce with context %}
 {% from "sampling/draw.wgsl" import uniform_functions with context %}
 var<workgroup> keys: array<u32, {{ WG_X }}>;
@@ -28,7 +28,9 @@ fn main(@builtin(local_invocation_index) lane: u32) {
     counts[lane] = select(0u, several, best == top);
     {{ reduce("counts") }}
     let found = workgroupUniformLoad(&counts[0]);
-    if (is_zero(temperature[0]) || found == 1u) {
+    // Of nothing but NaN and -inf, too, the first of the largest is taken, as where it is drawn.
+    let nothing = workgroupUniformLoad(&keys[0]) <= 0x007fffffu;
+    if (is_zero(temperature[0]) || found == 1u || nothing) {
         if (lane == 0u) { token[0] = i32({{ V }}u - numbers[0]); }
         return;
     }

@@ -27,7 +27,11 @@ def sample(
         position: of the new token: how many tokens are before it.
     """
     row = logits.detach().reshape(-1).float()
-    row = torch.where(row.isnan(), float("-inf"), row)
+    numbers = ~row.isnan()
+    row = torch.where(numbers, row, float("-inf"))
+    if row.max() == float("-inf"):
+        # Nothing weighs anything: the first of the largest, whatever the temperature.
+        return numbers.to(torch.uint8).argmax().reshape(1, 1)
     heat, share = float(temperature), float(top_p)
     if heat == 0:
         # argmax says nothing about which of equal ones it gives.

@@ -55,7 +55,11 @@ def sample(
         position: of the new token.
     """
     row = np.asarray(logits, np.float32).reshape(-1)
-    row = np.where(np.isnan(row), np.float32(-np.inf), row)
+    numbers = ~np.isnan(row)
+    row = np.where(numbers, row, np.float32(-np.inf))
+    if row.max() == -np.inf:
+        # Nothing weighs anything: the first of the largest, whatever the temperature.
+        return int(numbers.argmax())
     if temperature == 0:
         return int(row.argmax())
     scaled = row.astype(np.float64) / temperature

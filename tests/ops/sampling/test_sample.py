@@ -145,6 +145,23 @@ def test_what_is_no_number_is_never_chosen(device: Any, setting: Any) -> None:
     assert choose(nothing, *setting, 1, 0) == 0
 
 
+@pytest.mark.parametrize(
+    "setting", [(0.0, *OFF), (0.0, 1.0, 1), (1.0, *OFF), (1.0, 0.9, 1), (1.0, 1.0, 3)]
+)
+def test_nothing_to_choose_from(device: Any, setting: Any) -> None:
+    """The first -inf, or the first NaN where there is nothing else."""
+    from executorch_wgpu.ops.sampling.operator import sample
+
+    choose, nan, low = Sampler(device, 300), float("nan"), float("-inf")
+    heat, share = (torch.tensor([x]) for x in setting[:2])
+    for row, want in (([nan] * 300, 0), ([low] * 300, 0), ([nan, nan] + [low] * 298, 2)):
+        logits = torch.tensor(row)
+        for position in range(5):
+            assert choose(logits, *setting, 1, position) == want
+            assert sampling.sample(logits.numpy(), *setting, 1, position) == want
+            assert int(sample(logits, heat, share, setting[2], 1, position)) == want
+
+
 def test_extreme_temperatures(device: Any) -> None:
     choose = Sampler(device, 3)
     row = torch.tensor([1e30, 2e30, -3e38])
