@@ -13,6 +13,7 @@ writes the dispatch list alone, without weights.
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -183,10 +184,15 @@ def run(path: Path, options: dict[str, Any]) -> dict[str, Any]:
         first = generator.generate(prompt, 2, ignore_eos=True).statistics
         generator.reset()
         result = generator.generate(prompt, options["new_tokens"], ignore_eos=True).statistics
-    device = generator.model.method.graph.device
+    adapter = generator.model.method.graph.device.adapter.summary
+    del generator
+    gc.collect()
+    begin = time.perf_counter()
+    TextGenerator(path, device=options["device"])
     return {
-        "adapter": device.adapter.summary,
+        "adapter": adapter,
         "load_seconds": loaded,
+        "load_again_seconds": time.perf_counter() - begin,
         "first_token_seconds": first.time_to_first_token_ms / 1e3,
         "prefill_tokens_per_s": result.prefill_tokens_per_s,
         "ms_a_token": 1e3 / result.decode_tokens_per_s,
@@ -213,6 +219,7 @@ def report(figures: dict[str, dict[str, Any]]) -> None:
     console.facts(
         [
             ("load", duration(ran["load_seconds"])),
+            ("load again", f"{duration(ran['load_again_seconds'])} in the same process"),
             ("first token", f"{duration(ran['first_token_seconds'])} in the first call"),
             ("prefill", f"{ran['prefill_tokens_per_s']:,.1f} tokens/s"),
             ("decode", f"{ran['ms_a_token']:,.1f} ms a token"),
