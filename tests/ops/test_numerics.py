@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from executorch_wgpu.runtime.device import another_device
+from executorch_wgpu.runtime.device import request_device
 from executorch_wgpu.runtime.graph import WebGPUGraph
 from executorch_wgpu.serialization.dispatch_list import NONE
 
@@ -220,7 +220,7 @@ def test_the_same_bits_again(device):
 def test_the_same_bits_on_another_device(device):
     """Of the same adapter."""
     layer = Layer()
-    other = another_device(device)
+    other = request_device()
     assert other is not device
     assert results(layer.graph(device)) == results(layer.graph(other))
 
