@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import select
 
 import pytest
 
@@ -41,7 +42,7 @@ def test_a_step_that_fails_is_no_step_done(capfd: pytest.CaptureFixture[str]) ->
 
 
 def test_bars() -> None:
-    """On a terminal."""
+    """On a terminal, which hands over what it gets in pieces, when it likes."""
     leader, follower = pty.openpty()
     saved = os.dup(2)
     os.dup2(follower, 2)
@@ -52,10 +53,12 @@ def test_bars() -> None:
     finally:
         os.dup2(saved, 2)
         os.close(saved)
-        os.close(follower)
-    shown = os.read(leader, 1 << 16).decode()
+    shown = b""
+    while not (b"write" in shown and b"4/4 MiB" in shown):
+        assert select.select([leader], [], [], 20)[0], shown
+        shown += os.read(leader, 1 << 16)
+    os.close(follower)
     os.close(leader)
-    assert "write" in shown and "4/4 MiB" in shown
 
 
 def test_written_bytes() -> None:
