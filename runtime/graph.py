@@ -13,6 +13,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from executorch_wgpu.serialization.dispatch_list import Program, Route, ValueKind
@@ -252,12 +253,9 @@ class WebGPUGraph:
             admitted = self._admission(inputs, {})
             plan = self._planner.select(admitted.symbols, self._build_plan)
             values = self._planner.values(plan, admitted.symbols)
-            live = self._live
-
-            def record(compute: Any) -> None:
-                self._recorder.record(compute, live.group, live.last_offset, plan.prepared, values)
-
-            return run(record)
+            record = partial(self._recorder.record, live=self._live.group)
+            offset = self._live.last_offset
+            return run(partial(record, offset=offset, prepared=plan.prepared, values=values))
 
     def _submit(self, inputs: Sequence[object], wanted: Sequence[int] | None) -> PendingStep:
         if self._torn:

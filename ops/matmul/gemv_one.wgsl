@@ -15,6 +15,7 @@
    word, as bits of the mantissa of a float from 1 to 2: less its center, that is exactly
    (code - zero) * 2^(place - 23). Powers of two by place go onto a, where all rows share them. #}
 {% from "matmul/operands.wgsl" import at, step, load, store, functions with context %}
+{% from "matmul/one_row_reads.wgsl" import norm_quad, quad with context %}
 {% from "matmul/one_row_sums.wgsl" import add_up, sums_memory with context %}
 {% if Q %}
 {% from "quant/weights.wgsl" import quant_functions with context %}
@@ -58,13 +59,12 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {% macro fetch_row(u) %}
 {% for q in range(XQ) %}
         let k{{ u }}_{{ q }} = unit{{ u }} * {{ XQ }}u + {{ q }}u;
-{% set value = load(A, "a0" ~ step(A, 2, "k%d_%d" % (u, q))) %}
-{% set bounds = (["chunk + %du < %s" % (u * LANES, UNITS)] if UNIT_EDGE else []) + (["k%d_%d * 4u < %s" % (u, q, K)] if K_EDGE else []) %}
-        {{ "var" if NORM else "let" }} x{{ u }}_{{ q }} = {{ "select(vec4<f32>(), %s, %s)" % (value, bounds | join(" && ")) if bounds else value }};
+{% set k = "k%d_%d" % (u, q) %}
+        {{ "var" if NORM else "let" }} x{{ u }}_{{ q }} = {{ quad(k, "chunk + %du" % (u * LANES)) }};
 {% if NORM %}
         squares += dot(x{{ u }}_{{ q }}, x{{ u }}_{{ q }});
 {% if NORM_WEIGHT %}
-        x{{ u }}_{{ q }} *= {{ load(NORM_WEIGHT, at(NORM_WEIGHT, ["", "", ""]) ~ step(NORM_WEIGHT, 2, "min(k%d_%d, %s / 4u - 1u)" % (u, q, K) if K_EDGE else "k%d_%d" % (u, q))) }};
+        x{{ u }}_{{ q }} *= {{ norm_quad(k) }};
 {% endif %}
 {% endif %}
 {% endfor %}

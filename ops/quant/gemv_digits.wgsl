@@ -18,6 +18,7 @@
    UNIT_EDGE: some lane's unit is past the end. K_EDGE: the last unit reaches past K. NORM, PAIRS: as in
    gemv_one.wgsl. Q: see quant/weights.wgsl; one scale a unit. #}
 {% from "matmul/operands.wgsl" import at, step, load, store, functions with context %}
+{% from "matmul/one_row_reads.wgsl" import norm_quad, quad with context %}
 {% from "matmul/one_row_sums.wgsl" import add_up, sums_memory with context %}
 {% from "quant/weights.wgsl" import POWER, quant_functions with context %}
 {% set QUADS = UNIT // 4 %}
@@ -31,15 +32,6 @@
 {% set WIDE = 16 %}
 {% set FAR = 10 %}
 {% set WORDS_OF_SHARE = "vec%d<u32>" % OWN if OWN > 1 else "u32" %}
-{# vec4 number k of a, as it is and with 0 past the end, of a unit; and the norm's weights for it. #}
-{% macro quad(k, unit) -%}
-{%- set bounds = (["%s < %s" % (unit, UNITS)] if UNIT_EDGE else []) + (["%s * 4u < %s" % (k, K)] if K_EDGE else []) -%}
-{%- set value = load(A, "a0" ~ step(A, 2, k)) -%}
-{{ "select(vec4<f32>(), %s, %s)" % (value, bounds | join(" && ")) if bounds else value }}
-{%- endmacro %}
-{% macro norm_quad(k) -%}
-{{ load(NORM_WEIGHT, at(NORM_WEIGHT, ["", "", ""]) ~ step(NORM_WEIGHT, 2, "min(%s, %s / 4u - 1u)" % (k, K) if K_EDGE else k)) }}
-{%- endmacro %}
 {{ sums_memory() }}
 {% if SLICES > 1 %}
 // Of a slice's share of a unit: the largest and the sum of the sizes, by their bits; the least of the
