@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import os
 import threading
-import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,11 +24,12 @@ from .boundary import FED_BACK
 from .device import advice_for, capabilities
 from .errors import InvalidInputError, UnsupportedDeviceError, WgpuDelegateError, gpu_errors
 from .interrupt import Interrupts, stopped_by
+from .laps import Laps
 from .live_scalars import Admission, Admitted
 from .memory import memory_limit
-from .pending_step import PendingStep
+from .pending_step import Flight, PendingStep
 from .plan import Plan, Planner
-from .readback import Readback, StagingPool, lay_out
+from .readback import Readback, lay_out
 from .recorder import recorder_of
 from .shaders import pipelines_of
 from .states import State, StateSpace
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from .query_pool import WebGPUQueryPool
 
 T = TypeVar("T")
-
-#: Steps that may be submitted and not collected.
-MAX_IN_FLIGHT = 3
 
 #: Where the GPU has nothing to do, a third of a step of at least so many dispatches is submitted
 #: before the rest is recorded, and computes meanwhile.
@@ -84,6 +81,8 @@ class WebGPUGraph:
     Attributes:
         state: what persists between calls.
         space: where its states are shared, by group.
+        load_seconds: what loading took, by part: "choosing" routes (and verifying, where that was
+            left to do), "pipelines", "buffers" (allocated and filled), "binding" them.
 
     Raises:
         InvalidProgramError: the program breaks an invariant, a shader does not compile, or data
@@ -119,6 +118,8 @@ class WebGPUGraph:
             "plain_api": plain_api,
         }
         self._named_data = named_data
+        laps = Laps()
+        self.load_seconds = laps.seconds
         if not verified:
             verify(program)
         self.device = device
@@ -141,7 +142,9 @@ class WebGPUGraph:
         self._submitter = submitter_of(device, plain=plain_api)
         self._recorder = recorder_of(device, debug_labels=debug_labels, plain=plain_api)
         self._compiler = pipelines_of(device)
+        laps.mark("choosing")
         self._pipelines = self._compile()
+        laps.mark("pipelines")
         tensors = [program.tensors[o.index] for o in program.outputs if o.kind is ValueKind.TENSOR]
         self.space = space or StateSpace()
         self._buffers = Buffers(
@@ -157,18 +160,15 @@ class WebGPUGraph:
             memory_limit(device, max_bytes),
         )
         self.state = State(device, self._submitter, program, self.label, self._buffers, self._lock)
+        laps.mark("buffers")
         self._live = LiveBlock(device, self._compiler.live_layout, self.label)
         self._bind_groups = BindGroups(device, self._compiler, program, self._buffers, self.label)
         for dispatch in self._planner.dispatches():
             self._bind_groups.of(dispatch)
-        self._stagings = StagingPool(self._submitter, self.label)
-        # A step that is collected, or dropped by its caller, is no longer in flight.
-        self._flight: weakref.WeakSet[PendingStep] = weakref.WeakSet()
         self._sources = {pair.input: pair.output for pair in program.feedback}
         #: Shapes of the last step's outputs; None when they are not on the GPU.
         self._previous: Mapping[int, tuple[int, ...]] | None = None
         self._profiler: Profiler | None = None
-        self._last_profile: StepProfile | None = None
         if env_switch("WEBGPU_TIMESTAMP_QUERY") if profile is None else profile:
             # Imported here so that a process which never profiles does not load it.
             from .profiling.profiler import profiler_of
@@ -176,6 +176,8 @@ class WebGPUGraph:
             self._profiler = profiler_of(
                 device, self._submitter, program, have, self.label, report=profile is None
             )
+        self._flight = Flight(self._submitter, self.label, self._profiler)
+        laps.mark("binding")
 
     # -- load ---------------------------------------------------------------------------------
 
@@ -227,7 +229,7 @@ class WebGPUGraph:
         """The last collected step: a sequence of its dispatches in order with their times, and more
         (see :class:`.profiling.records.StepProfile`). None when profiling is off, the device has no
         timestamps, or nothing has run."""
-        return self._last_profile
+        return self._flight.last_profile
 
     @property
     def query_pool(self) -> WebGPUQueryPool | None:
@@ -263,11 +265,7 @@ class WebGPUGraph:
                 f"{self.label}: a step stopped half way ({self._torn}), so what it keeps between "
                 "calls is undefined. Load it again: program.reload()"
             )
-        if len(self._flight) >= MAX_IN_FLIGHT:
-            raise WgpuDelegateError(
-                f"{self.label}: {MAX_IN_FLIGHT} steps are in flight; collect the oldest with "
-                "result() first"
-            )
+        self._flight.check_room()
         profiler = self._profiler
         if profiler is not None:
             profiler.begin()
@@ -278,17 +276,14 @@ class WebGPUGraph:
         if profiler is not None:
             profiler.mark("live scalars")
         layout = lay_out(self.program, values, wanted, self.label)
-        pending = PendingStep(self, layout, admitted.torch)
-        if layout.size:
-            pending.staging = self._stagings.take(layout.size)
+        pending = self._flight.open(layout, admitted.torch)
         self._previous = None
         try:
             with gpu_errors(self.label, "running a step"):
                 pending.token = self._run(admitted, fed, plan, values, pending)
         except BaseException:
             # Now, not when the garbage collector finds the error's frames.
-            pending.taken = True
-            self.release(pending)
+            self._flight.drop(pending)
             raise
         self._previous = layout.shapes
         self._flight.add(pending)
@@ -423,37 +418,6 @@ class WebGPUGraph:
                     self._profiler.copied(encoder, f"feed back {name}", size)
         return kept
 
-    def collect(self, pending: PendingStep) -> list[Any]:
-        """The results of a step; see :meth:`.pending_step.PendingStep.result`."""
-        results: list[Any] = []
-        profiler, layout = self._profiler, pending.layout
-        try:
-            with gpu_errors(self.label, "reading the outputs"):
-                if pending.staging is None:
-                    self._submitter.wait(pending.token)
-                    if profiler is not None:
-                        profiler.mark("wait")
-                    results = layout.unpack(memoryview(b""), pending.torch)
-                else:
-                    with pending.staging.mapped(pending.token, layout.size) as data:
-                        if profiler is not None:
-                            profiler.mark("wait")
-                        results = layout.unpack(data, pending.torch)
-        finally:
-            self.release(pending)
-        if profiler is not None:
-            profiler.mark("readback")
-            with gpu_errors(self.label, "reading the timestamps"):
-                self._last_profile = profiler.collect(pending.token)
-        return results
-
-    def release(self, pending: PendingStep) -> None:
-        """Takes back what a step held that is over."""
-        staging, pending.staging = pending.staging, None
-        if staging is not None:
-            self._stagings.give(staging)
-        self._flight.discard(pending)
-
     def fork(self, space: StateSpace | None = None) -> WebGPUGraph:
         """Another graph of the same program with states of its own, which start as copies of what
         these are after all submitted steps. Constants and pipelines are shared.
@@ -495,5 +459,5 @@ class WebGPUGraph:
         return {
             **self._buffers.allocated(),
             id(self._live): LiveBlock.SIZE,
-            id(self._stagings): self._stagings.allocated,
+            id(self._flight): self._flight.stagings.allocated,
         }

@@ -97,6 +97,7 @@ class Subject:
     inputs: list[Any]
     scalars: list[int]
     load_s: float
+    load_parts: dict[str, float]
     summary: Summary
     instruction: int
     executes: list[float] = field(default_factory=list)
@@ -153,23 +154,16 @@ def load_subject(
 
     Raises click.ClickException where there is nothing to measure, and what loading raises.
     """
-    from executorch_wgpu.runtime import Runtime
     from executorch_wgpu.runtime.profiling.summary import Summary
-
-    def load(profile: bool) -> Any:
-        program = Runtime.get().load_program(file, device=device, profile=profile)
-        graph = program.load_method(method_name).graph
-        if graph is None:
-            raise click.ClickException(
-                f"method {method_name!r} computes nothing: it is all constants"
-            )
-        return graph
+    from executorch_wgpu.scripts.bench.loading import timed_load
 
     begin = time.perf_counter()
-    plain = load(profile=False)  # whatever the environment says
+    # Without a profile, whatever the environment says.
+    plain, parts = timed_load(file, method_name, device, profile=False)
     load_s = time.perf_counter() - begin
-    timestamps = "timestamp-query" in plain.device.features
-    profiled = load(profile=True) if device_time and timestamps else None
+    profiled = None
+    if device_time and "timestamp-query" in plain.device.features:
+        profiled, _ = timed_load(file, method_name, plain.device, profile=True)
     scalars = choose_scalars(plain.program, seq_len, input_pos, settings)
     return Subject(
         file,
@@ -178,6 +172,7 @@ def load_subject(
         random_inputs(plain.program, scalars),
         scalars,
         load_s,
+        parts,
         Summary(warmup),
         delegate_instruction(file, method_name),
     )

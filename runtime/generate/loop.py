@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InvalidInputError
-from ..graph import MAX_IN_FLIGHT
+from ..pending_step import MAX_IN_FLIGHT
 from ..program import Method, PendingCall
 
 

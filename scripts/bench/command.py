@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
     metavar="FILE",
     help="Measure the same method of another .pte turn by turn with it; ratios are FILE over this.",
 )
+@click.option("--load", is_flag=True, help="Only how long it takes to load, first and again.")
+@click.option("--cold", is_flag=True, help="With --load: the system forgets the file before.")
 @click.option("--no-device-time", is_flag=True, help="Only wall times; nothing is profiled.")
 @click.option("--all", "everything", is_flag=True, help="Also operators, layers, every dispatch.")
 @click.option(
@@ -48,6 +51,8 @@ def bench(
     settings: tuple[str, ...],
     device: str | None,
     against: Path | None,
+    load: bool,
+    cold: bool,
     no_device_time: bool,
     everything: bool,
     json_path: Path | None,
@@ -66,6 +71,11 @@ def bench(
     from executorch_wgpu.scripts import measure as m
     from executorch_wgpu.scripts.bench.report import build_document, print_report
 
+    if load:
+        _bench_load(file, method_name, device, cold, json_path)
+        return
+    if cold:
+        raise click.UsageError("--cold goes with --load")
     if steps < 1:
         raise click.BadParameter("at least 1", param_hint="--steps")
     if warmup < 0:
@@ -108,6 +118,23 @@ def bench(
     for path in (json_path, tsv, trace, etdump, html):
         if path is not None:
             click.echo(f"wrote {path}")
+
+
+def _bench_load(
+    file: Path, method_name: str, device: str | None, cold: bool, json_path: Path | None
+) -> None:
+    from executorch_wgpu.scripts.bench.about import about
+    from executorch_wgpu.scripts.bench.loading import measure_loads, print_loads
+
+    graph, found = measure_loads(file, method_name, device, cold)
+    text = json.dumps({"file": file.name, **about(graph.device), **found}, indent=1)
+    if json_path is not None and str(json_path) == "-":
+        click.echo(text)
+        return
+    print_loads(found)
+    if json_path is not None:
+        json_path.write_text(text + "\n", encoding="utf-8")
+        click.echo(f"wrote {json_path}")
 
 
 def _export(

@@ -8,7 +8,13 @@ are random, so the text is not; the shapes, and with them the times, are the mod
     python -m executorch_wgpu.scripts.bench.llama llama3_2_1b --quantize 4w:32 \\
         --embedding-quantize 4:32 --list 1b.list
 
-writes the dispatch list alone, without weights.
+writes the dispatch list alone, without weights. Where what measures lies behind a narrow line and
+has to load the file itself,
+
+    python -m executorch_wgpu.scripts.bench.llama llama3_2_1b --quantize 4w:32 \\
+        --embedding-quantize 4:32 --weights tiled --part export --out 1b.pte && xz -9 1b.pte
+
+writes one as large as any that shrinks to some MB, with as many constants, no two of them equal.
 """
 
 from __future__ import annotations
@@ -34,6 +40,13 @@ from executorch_wgpu.scripts.console import Console, duration, quiet, size
 @click.option("--kv-dtype", type=click.Choice(["f32", "f16", "bf16"]), default="f32")
 @click.option("--quantize", default="none", help="Of linear layers: 4w:32, 8w, 8da4w:128 ...")
 @click.option("--embedding-quantize", default="none", help="Of the embedding table: 4:32, 8 ...")
+@click.option(
+    "--weights",
+    type=click.Choice(["random", "tiled"]),
+    default="random",
+    show_default=True,
+    help="tiled: one random block over and over, for a file that compresses.",
+)
 @click.option("--layers", type=int, help="Fewer than the model's own.")
 @click.option("--max-context", default=1024, show_default=True)
 @click.option("--max-seq-len", default=128, show_default=True)
@@ -51,7 +64,12 @@ from executorch_wgpu.scripts.console import Console, duration, quiet, size
     "--method", type=click.Choice(["forward", "generate"]), default="forward", help="With --list."
 )
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--part", type=click.Choice(["both", "export", "run"]), default="both", hidden=True)
+@click.option(
+    "--part",
+    type=click.Choice(["both", "export", "run"]),
+    default="both",
+    help="One of them alone, with --out; its figures are a line of JSON.",
+)
 def main(
     part: str, out: Path | None, list_path: Path | None, json_path: Path | None, **options: Any
 ) -> None:
@@ -60,7 +78,8 @@ def main(
         list_path.write_bytes(dispatch_list(options))
         return
     if part != "both":
-        assert out is not None
+        if out is None:
+            raise click.UsageError(f"--part {part} needs --out")
         figures = export(out, options) if part == "export" else run(out, options)
         print(json.dumps(figures))
         return
@@ -128,7 +147,10 @@ def _checkpoint(options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     dtypes = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
     layers = {} if options["layers"] is None else {"n_layers": options["layers"]}
     same = ("max_seq_len", "max_context", "quantize", "embedding_quantize")
-    return families.random_checkpoint(options["name"], **layers), {
+    checkpoint = families.random_checkpoint(options["name"], **layers)
+    if options["weights"] == "tiled":
+        checkpoint = families.tiled(checkpoint)
+    return checkpoint, {
         "dtype": dtypes[options["dtype"]],
         "kv_dtype": dtypes[options["kv_dtype"]],
         **{name: options[name] for name in same},

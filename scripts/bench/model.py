@@ -1,11 +1,13 @@
-"""Steps of a model's dispatch list with random weights: what decode and prefill cost.
+"""Steps of a model, by its ``.pte`` or its dispatch list alone: what decode and prefill cost.
 
     python -m executorch_wgpu.scripts.bench.llama llama3_2_1b --quantize 4w:32 \\
         --embedding-quantize 4:32 --max-context 4096 --max-seq-len 512 --list 1b.list
     python -m executorch_wgpu.scripts.bench.model 1b.list
 
-The second command needs neither torch nor executorch, nor the weights: the machine that measures
-gets half a megabyte. Results are not looked at here; the same kernels are tested with real numbers.
+The second command needs neither torch nor executorch, nor the weights, which are random then: the
+machine that measures gets half a megabyte. A ``.pte`` has its own, and is loaded as users load it:
+``loads`` says how long that took. Results are not looked at here; the same kernels are tested with
+real numbers.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--method", default="forward", show_default=True, help="Of a .pte.")
+@click.option("--cold", is_flag=True, help="The system forgets a .pte before it is loaded.")
 @click.option("--positions", default="511,2047", show_default=True, help="Of decode steps.")
 @click.option("--prompts", default="128,512", show_default=True, help="Lengths of prefills.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A live scalar.")
@@ -40,6 +44,8 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
 @click.option("--json", "json_path", type=_PATH, metavar="PATH", help="Everything as JSON.")
 def main(
     file: Path,
+    method: str,
+    cold: bool,
     positions: str,
     prompts: str,
     settings: tuple[str, ...],
@@ -49,12 +55,12 @@ def main(
     device: str | None,
     json_path: Path | None,
 ) -> None:
-    """Measure FILE, a serialized dispatch list."""
+    """Measure FILE, a .pte or a serialized dispatch list."""
     from executorch_wgpu.runtime.device import resolve_device
 
     shapes = [(1, int(p)) for p in positions.split(",") if p]
     shapes += [(int(p), 0) for p in prompts.split(",") if p]
-    bench = ModelBench(file, resolve_device(device), warmup, settings)
+    bench = ModelBench(file, resolve_device(device), warmup, settings, method, cold)
     rows = [bench.row(length, position, steps) for length, position in shapes]
     result = {**bench.about(), "rows": rows}
     print_rows(result)
@@ -66,42 +72,63 @@ def main(
 
 
 class ModelBench:
-    """A dispatch list on a device, filled with random numbers.
+    """A method of a ``.pte`` on a device, or a dispatch list filled with random numbers.
 
     Args:
-        file: as ``scripts.bench.llama --list`` writes it.
+        file: as ``scripts.bench.llama`` writes it, with or without ``--list``.
         warmup: seconds of steps before those alone and before the others: devices raise their
             clocks under load.
         settings: "NAME=VALUE" of live scalars.
+        method, cold: of a ``.pte``, see :func:`.loading.measure_loads`.
     """
 
     def __init__(
-        self, file: Path, device: Any, warmup: float, settings: tuple[str, ...] = ()
+        self,
+        file: Path,
+        device: Any,
+        warmup: float,
+        settings: tuple[str, ...] = (),
+        method: str = "forward",
+        cold: bool = False,
     ) -> None:
+        from executorch_wgpu.scripts.bench.loading import measure_loads, timed_load
+
+        self.file, self.device, self.warmup, self.settings = file, device, warmup, settings
+        if file.suffix == ".pte":
+            self.graph, self._loads = measure_loads(file, method, device, cold)
+            self._make = lambda profile: timed_load(file, method, device, profile)[0]
+            self.program = self.graph.program
+        else:
+            self._load_list(file)
+
+    def _load_list(self, file: Path) -> None:
         from executorch_wgpu.runtime.graph import WebGPUGraph
         from executorch_wgpu.scripts.bench.fill import random_data
         from executorch_wgpu.serialization.reader import deserialize
 
-        self.file, self.device, self.warmup, self.settings = file, device, warmup, settings
         self.program = deserialize(file.read_bytes())
         self._make = lambda profile: WebGPUGraph(
-            device, self.program, random_data(self.program), file.stem, profile=profile
+            self.device, self.program, random_data(self.program), file.stem, profile=profile
         )
-        self.load_s = _timed(lambda: self._keep(self._make(False))) / 1e3
-        self.load_again_s = _timed(lambda: self._keep(self._make(False))) / 1e3
-
-    def _keep(self, graph: Any) -> None:
-        self.graph = graph
+        loads = []
+        for what in ("first", "again"):  # the first one goes when the second is there
+            begin = time.perf_counter()
+            self.graph = self._make(False)
+            total = time.perf_counter() - begin
+            loads.append({"what": what, "total_s": total, "parts": self.graph.load_seconds})
+        self._loads = {"loads": loads}
 
     def about(self) -> dict[str, Any]:
-        """What was measured, and on what. ``load_again_s``: while the first one is still there."""
+        """What was measured, and on what. Of several loads ``load_again_s`` is the last."""
         from executorch_wgpu.scripts.bench.about import about
 
+        loads = self._loads["loads"]
         return {
             "file": self.file.name,
             **about(self.device),
-            "load_s": self.load_s,
-            "load_again_s": self.load_again_s,
+            **self._loads,
+            "load_s": loads[0]["total_s"],
+            "load_again_s": loads[-1]["total_s"],
             "gpu_bytes": sum(self.graph.allocated().values()),
         }
 
@@ -243,15 +270,16 @@ def _kind(label: str) -> str:
 
 def print_rows(result: dict[str, Any]) -> None:
     """The rows, for people."""
-    from executorch_wgpu.scripts.console import Console, duration, size
+    from executorch_wgpu.scripts.bench.loading import print_loads
+    from executorch_wgpu.scripts.console import Console, size
 
     console = Console()
     console.line(f"{result['file']} on {result['adapter']} {result['driver']}")
     console.line(
-        f"{result['implementation']} {result['implementation_version']}, load "
-        f"{duration(result['load_s'])}, again {duration(result['load_again_s'])}, "
+        f"{result['implementation']} {result['implementation_version']}, "
         f"{size(result['gpu_bytes'])} on the GPU"
     )
+    print_loads(result)
     columns = ("step", "dispatches", "alone ms", "CPU ms", "to submit ms", "GPU ms", "in flight ms")
     console.table(
         (*columns, "tokens/s"),

@@ -31,6 +31,7 @@ def build_document(
         steps=steps,
         warmup=warmup,
         load_s=subject.load_s,
+        load_parts_s=subject.load_parts,
         dispatches=len(dispatches_at(subject.plain.program, subject.scalars, have)),
         **measure.host_times(subject),
         against=measure.compare(subject, subjects[1]) if len(subjects) > 1 else None,
@@ -49,7 +50,7 @@ def print_report(subject: measure.Subject, result: dict[str, Any], everything: b
         [
             ("adapter", result["device"]["adapter"]),
             *([("copies at", f"{copies / 1e9:,.1f} GB/s")] if copies else []),
-            ("load", duration(result["load_s"])),
+            ("load", f"{duration(result['load_s'])} ({_parts(result['load_parts_s'])})"),
             ("dispatches", f"{result['dispatches']} a call"),
             ("measured", f"{result['steps']} executes after {result['warmup']}, one at a time"),
         ]
@@ -71,6 +72,10 @@ def print_report(subject: measure.Subject, result: dict[str, Any], everything: b
             console.table(table.columns, table.rows)
     if result["against"] is not None:
         _print_comparison(console, result)
+
+
+def _parts(seconds: dict[str, float]) -> str:
+    return ", ".join(f"{part} {duration(taken)}" for part, taken in seconds.items())
 
 
 def _print_host(console: Console, result: dict[str, Any]) -> None:

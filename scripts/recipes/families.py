@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,7 +11,7 @@ from executorch.examples.models.llama.model_args import ModelArgs
 
 from executorch_wgpu.scripts.recipes import llama
 from executorch_wgpu.scripts.recipes.checkpoints import Checkpoint
-from executorch_wgpu.scripts.recipes.whole import random_weights
+from executorch_wgpu.scripts.recipes.whole import Llama, random_weights
 
 _LLAMA3 = {"vocab_size": 128256, "rope_theta": 5e5, "n_kv_heads": 8}
 _LLAMA3_1 = {**_LLAMA3, "use_scaled_rope": True, "rope_scale_factor": 8}
@@ -58,6 +60,10 @@ _FAMILIES: dict[str, tuple[dict[str, Any], bool]] = {
 
 NAMES = tuple(_FAMILIES)
 
+#: Where a matrix may begin in the block of :func:`tiled`: groups of so many neighbours share a
+#: scale at most, so that quantized numbers repeat as well.
+_TILE_STEP = 256
+
 
 def model_args(name: str, **overrides: Any) -> ModelArgs:
     """One of :data:`NAMES`, with ``overrides`` as of ``llama.model_args``. KeyError for others."""
@@ -78,3 +84,41 @@ def random_checkpoint(name: str, seed: int = 0, **overrides: Any) -> Checkpoint:
     if is_tied(name):
         weights["output.weight"] = weights["tok_embeddings.weight"]
     return Checkpoint(name, fields, weights, torch.float32)
+
+
+def tiled(checkpoint: Checkpoint, seed: int = 0, numbers: int = 1 << 24) -> Checkpoint:
+    """The same model with matrices cut from one block of random ``numbers`` that repeats: its file
+    is as large, and compresses to little more than the block.
+
+    Every matrix begins at another place of the block, so that no two are equal: a file holds equal
+    ones once, and a device's cache would, too. Vectors stay as they are. Raises ValueError where
+    the block has fewer places than the model has matrices.
+    """
+    args = checkpoint.model_args()
+    shapes = {name: parameter.shape for name, parameter in Llama(args).named_parameters()}
+    matrices = [name for name in sorted(shapes) if len(shapes[name]) == 2]
+    # Tied ones have one maker, and keep one.
+    makers = list(dict.fromkeys(checkpoint.weights[name] for name in matrices))
+    generator = torch.Generator().manual_seed(seed)
+    block = torch.empty(numbers).normal_(0.0, args.dim**-0.5, generator=generator)
+    places = torch.randperm(numbers // _TILE_STEP, generator=generator)[: len(makers)]
+    if len(places) < len(makers):
+        raise ValueError(f"{len(makers)} matrices and {len(places)} places in the block")
+
+    def cut(shape: torch.Size, begin: int) -> Callable[[], torch.Tensor]:
+        def make() -> torch.Tensor:
+            first = block[begin : begin + shape.numel()]
+            rest = shape.numel() - first.numel()
+            again = block.repeat(-(-rest // numbers))[:rest]
+            return torch.cat([first, again]).view(shape)
+
+        return make
+
+    cuts: dict[Callable[[], torch.Tensor], Callable[[], torch.Tensor]] = {}
+    weights = dict(checkpoint.weights)
+    for name in matrices:
+        old = weights[name]
+        if old not in cuts:
+            cuts[old] = cut(shapes[name], int(places[len(cuts)]) * _TILE_STEP)
+        weights[name] = cuts[old]
+    return dataclasses.replace(checkpoint, weights=weights)

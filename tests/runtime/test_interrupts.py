@@ -100,8 +100,8 @@ def test_a_buffer_left_mapped_is_not_used_again(device: Any) -> None:
     assert pending.staging is not None
     pending.staging.idle = False
     pending.result()  # which sets it idle again
-    left = graph._stagings.take(8)
+    left = graph._flight.stagings.take(8)
     left.idle = False
-    graph._stagings.give(left)
-    assert graph._stagings.take(8) is not left
+    graph._flight.stagings.give(left)
+    assert graph._flight.stagings.take(8) is not left
     np.testing.assert_array_equal(graph.execute([x])[0], chain_reference(x, 2))

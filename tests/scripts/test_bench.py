@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from click import BadParameter
 from click.testing import Result
+from pte_files import MethodSpec, write_pte
 from pte_maker import MAX_S, WEIGHT, WIDTH, make_program
 
 from executorch_wgpu.runtime import Runtime, UnsupportedDeviceError
@@ -96,6 +97,29 @@ def test_bench_json(cli: Cli, tiny: Path) -> None:
     assert (group["steps"], group["warmup"]["steps"]) == (4, 5)
     assert [d["kernel"] for d in group["dispatches"]] == ["append", "column_sums"]
     assert found["against"] is None
+
+
+def test_bench_load(cli: Cli, tiny: Path, tmp_path: Path) -> None:
+    result = cli("bench", tiny, "--load", "--cold", "--json", tmp_path / "l.json")
+    assert result.exit_code == 0, result.output
+    assert "forgotten before" in result.output and "again, beside it" in result.output
+    found = json.loads((tmp_path / "l.json").read_text())
+    assert found["adapter"] and found["file_bytes"] == tiny.stat().st_size
+    parts = ["device", "file", "choosing", "pipelines", "buffers", "binding"]
+    assert len(found["loads"]) == 3
+    for load in found["loads"]:
+        assert list(load["parts"]) == parts
+        assert 0 < sum(load["parts"].values()) <= load["total_s"]
+    result = cli("bench", tiny, "--load", "--json")
+    assert json.loads(result.output)["cold"] is False
+    assert cli("bench", tiny, "--cold").exit_code == 2
+
+
+def test_bench_load_of_constants(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "constants.pte"
+    path.write_bytes(write_pte([MethodSpec("get_size", [7], [], [0])]))
+    result = cli("bench", path, "--method", "get_size", "--load")
+    assert result.exit_code == 1 and "computes nothing" in result.output
 
 
 def test_bench_exports(cli: Cli, tiny: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from executorch_wgpu.runtime.errors import InvalidInputError
 from executorch_wgpu.runtime.profiling.one_pass import OnePass
 from executorch_wgpu.scripts.bench import kernels, model
 from executorch_wgpu.scripts.bench.fill import random_data
+from executorch_wgpu.scripts.recipes import families, packed
 from executorch_wgpu.serialization.dispatch_list import DType
 from executorch_wgpu.serialization.writer import serialize
 
@@ -28,13 +30,13 @@ def layers() -> Chain:
     plain = {"formula": None, "operands": [], "pairs": False}
     dense = {"x": x, "weight": c.constant(torch.randn(64, 64).half(), "dense"), **plain}
     (y,) = c.call("wgpu.linear", dense, [(DType.F32, (rows, 64))], module="layers.0.a")
-    packed = PackedWeight(
+    weight = PackedWeight(
         pack_codes(torch.ones(36, 64, dtype=torch.uint8), 4), torch.ones(36, 2).half(), 4, 32, 64, 8
     )
     args = {
         "x": y,
-        "weight": c.constant(packed.packed, "packed"),
-        "scales": c.constant(packed.scales, "scales"),
+        "weight": c.constant(weight.packed, "packed"),
+        "scales": c.constant(weight.scales, "scales"),
         "zeros": None,
         "bits": 4,
         "group": 32,
@@ -69,6 +71,48 @@ def test_model(tmp_path):
     assert all(row["cpu_ms"] > 0 for row in found["rows"])
     names = [row["kernel"] for row in found["kernels"][0]["rows"]]
     assert sorted(names) == ["layers.a/linear_gemv1", "layers.b/linear_w4g32_digits"]
+
+
+def test_a_file_with_its_weights(tiny, tmp_path):
+    words = [tiny, "--positions", "3", "--prompts", "4", "--steps", "2", "--warmup", "0"]
+    result = CliRunner().invoke(model.main, [*map(str, words), "--json", str(tmp_path / "a.json")])
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert [load["what"] for load in found["loads"]] == [
+        "first",
+        "again, beside it",
+        "again, after both",
+    ]
+    assert [row["dispatches"] for row in found["rows"]] == [2, 2]
+
+
+def test_tiled_weights_compress_and_differ():
+    """As many numbers as of the plain model, little to compress, no two constants equal: also
+    when they are quantized."""
+    plain = families.random_checkpoint("smollm2_135m", n_layers=1, vocab_size=4096)
+    tiled = families.tiled(plain, numbers=1 << 16)
+    assert tiled.weights.keys() == plain.weights.keys()
+    packs = {}
+    for name, make in tiled.weights.items():
+        weight = make()
+        assert weight.shape == plain.weights[name]().shape
+        if weight.ndim == 2:
+            packs[name] = packed.pack(weight, packed.parse("4w:32"))
+    assert packs.pop("output.weight").packed.equal(packs["tok_embeddings.weight"].packed)  # tied
+    for part in ("packed", "scales"):
+        found = [
+            getattr(pack, part).contiguous().view(torch.uint8).numpy() for pack in packs.values()
+        ]
+        contents = [array.tobytes() for array in found]
+        assert len({content[:256] for content in contents}) == len(contents)
+        block = (1 << 16) // 2 if part == "packed" else (1 << 16) // 32 * 2
+        together = len(lzma.compress(b"".join(contents), preset=1))
+        assert together < 1.3 * block < sum(map(len, contents)) / 20
+
+
+def test_too_small_a_block_is_refused():
+    with pytest.raises(ValueError, match="places in the block"):
+        families.tiled(families.random_checkpoint("smollm2_135m", n_layers=1), numbers=512)
 
 
 def test_kernels(tmp_path):
