@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from executorch_wgpu.serialization.dispatch_list import Dispatch, Program
 
@@ -13,6 +12,7 @@ from .errors import gpu_errors
 from .memory import allocate
 from .shaders import LIVE_BYTES, Pipelines
 from .storage import COPY_DST, UNIFORM, Buffers
+from .submission import Submitter
 
 #: Slots of the live block's ring; more than the steps that may be in flight.
 RING_SLOTS = 4
@@ -59,11 +59,11 @@ class LiveBlock:
         """Where the last step's values are."""
         return (self._slot - 1) % RING_SLOTS * LIVE_BYTES
 
-    def write(self, queue: Any, values: Sequence[int]) -> None:
+    def write(self, submitter: Submitter, values: Sequence[int]) -> None:
         """Writes the next step's values, as words, and moves on by a slot."""
         if values:
-            block = np.array([value & 0xFFFFFFFF for value in values], np.uint32)
-            queue.write_buffer(self._buffer, self.offset, block)
+            block = struct.pack(f"={len(values)}I", *[value & 0xFFFFFFFF for value in values])
+            submitter.write(self._buffer, self.offset, block)
         self._slot = (self._slot + 1) % RING_SLOTS
 
 

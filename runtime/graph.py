@@ -22,6 +22,7 @@ from . import boundary
 from .bindings import BindGroups, LiveBlock
 from .boundary import FED_BACK
 from .device import advice_for, capabilities
+from .encoders import encoders_of
 from .errors import InvalidInputError, UnsupportedDeviceError, WgpuDelegateError, gpu_errors
 from .interrupt import Interrupts, stopped_by
 from .laps import Laps
@@ -141,6 +142,7 @@ class WebGPUGraph:
             ) from None
         self._submitter = submitter_of(device, plain=plain_api)
         self._recorder = recorder_of(device, debug_labels=debug_labels, plain=plain_api)
+        self._encoders = encoders_of(device, self.label, plain=plain_api)
         self._compiler = pipelines_of(device)
         laps.mark("choosing")
         self._pipelines = self._compile()
@@ -325,10 +327,10 @@ class WebGPUGraph:
         command buffer is whole, so a failure leaves no half of a step behind. The exception is a
         long step on an idle GPU, whose first dispatches are submitted ahead: see LONG_STEP.
         """
-        device, profiler, prepared = self.device, self._profiler, plan.prepared
+        encoders, profiler, prepared = self._encoders, self._profiler, plan.prepared
         live = self._live
         ahead = profiler is None and not self._flight and len(prepared) >= LONG_STEP
-        encoder = device.create_command_encoder(label=self.label)
+        encoder = encoders.open()
         if profiler is not None:
             profiler.start(encoder, plan, admitted.symbols, copies_first=bool(fed))
         kept = self._record_feedback(encoder, fed)
@@ -336,17 +338,17 @@ class WebGPUGraph:
             head = len(prepared) // 3
             offset = live.offset
             self._record_pass(encoder, prepared[:head], values, offset)
-            commands = encoder.finish(label=self.label)
+            commands = encoders.finish(encoder)
             with Interrupts():  # Ctrl-C comes when the step is whole
                 self._write(admitted, kept, values)
                 self._submitter.submit(commands)
                 try:
-                    encoder = device.create_command_encoder(label=self.label)
+                    encoder = encoders.open()
                     self._record_pass(encoder, prepared[head:], values, offset)
                     self._record_readback(encoder, pending)
-                    return self._submitter.submit(encoder.finish(label=self.label))
+                    return self._submitter.submit(encoders.finish(encoder))
                 except BaseException as error:
-                    self._torn = stopped_by(error, device)
+                    self._torn = stopped_by(error, self.device)
                     raise
         if profiler is None:
             self._record_pass(encoder, prepared, values, live.offset)
@@ -355,7 +357,7 @@ class WebGPUGraph:
         self._record_readback(encoder, pending)
         if profiler is not None:
             profiler.finish(encoder)
-        commands = encoder.finish(label=self.label)
+        commands = encoders.finish(encoder)
         if profiler is not None:
             profiler.mark("encode")
         self._write(admitted, kept, values)
@@ -366,10 +368,8 @@ class WebGPUGraph:
         profiler.mark("submit")
         return token
 
-    def _record_pass(
-        self, encoder: Any, prepared: list[Any], values: list[int], offset: int
-    ) -> None:
-        compute = encoder.begin_compute_pass(label=self.label)
+    def _record_pass(self, encoder: Any, prepared: Any, values: list[int], offset: int) -> None:
+        compute = self._encoders.begin(encoder)
         self._recorder.record(compute, self._live.group, offset, prepared, values)
         compute.end()
 
@@ -388,13 +388,14 @@ class WebGPUGraph:
 
     def _write(self, admitted: Admitted, kept: set[int], values: list[int]) -> None:
         """Gives the queue what the step reads: inputs and live scalars."""
-        queue, buffers = self.device.queue, self._buffers
+        write, buffers = self._submitter.write, self._buffers
         if self._poison:
             buffers.poison(kept)
         for index, data in admitted.uploads:
-            if buffers[index] is not None:
-                queue.write_buffer(buffers[index], 0, data)
-        self._live.write(queue, values[: len(self.program.live)])
+            buffer = buffers[index]
+            if buffer is not None:
+                write(buffer, 0, data)
+        self._live.write(self._submitter, values[: len(self.program.live)])
 
     def _record_feedback(self, encoder: Any, fed: Mapping[int, tuple[int, ...]]) -> set[int]:
         """Copies outputs of the last step to inputs of this one; returns the buffers they are in.

@@ -1,30 +1,22 @@
 """Keeps the process alive where wgpu-native would end it.
 
 wgpu-native calls ``abort()`` on an error inside submit or poll, which is what a driver's report of
-a lost device becomes. ``guard.c`` turns that into a result. It is compiled on first use into the
-cache that the bridge uses too, in a tenth of a second; without a compiler, on Windows, and with
-``EXECUTORCH_WGPU_GUARD=0``, the calls are made as they are and end the process as before.
+a lost device becomes. ``guard.c`` turns that into a result. Where it cannot be built (see
+:mod:`.native_code`), and with ``EXECUTORCH_WGPU_GUARD=0``, the calls are made as they are and end
+the process as before.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import importlib
-import logging
 import os
-import subprocess
-import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .bridge.compile import cache_folder, find_compiler
-from .errors import DeviceLostError, WgpuDelegateError
-
-logger = logging.getLogger("executorch_wgpu")
+from .errors import DeviceLostError
+from .native_code import address_of, library_of
 
 SOURCE = Path(__file__).with_name("guard.c")
 
@@ -80,16 +72,18 @@ class NativeCalls:
 
 
 class GuardedCalls(NativeCalls):
-    """The same through ``guard.c``."""
+    """The same through ``guard.c``.
 
-    def __init__(self, ffi: Any, lib: Any, path: Path) -> None:
-        super().__init__(ffi, lib)
-        mine: Any = importlib.import_module("cffi").FFI()
-        mine.cdef(_DECLARATIONS)
-        library = mine.dlopen(str(path))
+    Args:
+        bindings: wgpu-py's module with ``ffi`` and ``lib``.
+        mine, library: of ``guard.c``.
+    """
+
+    def __init__(self, bindings: Any, mine: Any, library: Any) -> None:
+        super().__init__(bindings.ffi, bindings.lib)
         self._library = library  # stays loaded
         self._address = {
-            name: mine.cast("void *", int(ffi.cast("uintptr_t", ffi.addressof(lib, name))))
+            name: address_of(mine, bindings, name)
             for name in (
                 *("wgpuQueueSubmitForIndex", "wgpuDevicePoll"),
                 *("wgpuBufferGetConstMappedRange",),
@@ -136,49 +130,8 @@ def native_calls() -> NativeCalls:
         if _calls is None:
             bindings = importlib.import_module("wgpu.backends.wgpu_native._ffi")
             _calls = NativeCalls(bindings.ffi, bindings.lib)
-            try:
-                path = _built()
-                if path is not None:
-                    _calls = GuardedCalls(bindings.ffi, bindings.lib, path)
-            except (OSError, subprocess.SubprocessError, WgpuDelegateError) as error:
-                logger.info("a driver's failure will end the process: %s", error)
+            if os.environ.get("EXECUTORCH_WGPU_GUARD") != "0":
+                built = library_of(SOURCE, _DECLARATIONS, "a driver's failure will end the process")
+                if built is not None:
+                    _calls = GuardedCalls(bindings, *built)
         return _calls
-
-
-def _built() -> Path | None:
-    """The compiled ``guard.c``, None where there is none to be had.
-
-    Raises:
-        OSError, subprocess.SubprocessError, WgpuDelegateError: building failed.
-    """
-    if sys.platform not in ("linux", "darwin") or os.environ.get("EXECUTORCH_WGPU_GUARD") == "0":
-        return None
-    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
-    folder = cache_folder() / "guard"
-    path = folder / f"guard-{digest}-{os.uname().machine}.so"
-    if path.is_file():
-        return path
-    compiler = find_compiler()
-    if compiler is None:
-        logger.info("no compiler: a driver's failure will end the process")
-        return None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="executorch-wgpu-"))
-        path = folder / path.name
-    descriptor, temporary = tempfile.mkstemp(suffix=".so", prefix=".build-", dir=folder)
-    os.close(descriptor)
-    kind = "-dynamiclib" if sys.platform == "darwin" else "-shared"
-    try:
-        subprocess.run(
-            [*compiler, "-x", "c", "-O1", "-fPIC", kind, str(SOURCE), "-o", temporary],
-            check=True,
-            capture_output=True,
-        )
-        # Into place at once: other processes may be building, or be killed while they do.
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-    return path

@@ -69,8 +69,15 @@ class Admission:
                 self._tensors.append((i, tensor, at))
                 shapes += tensor.shape
         self._shapes = Evaluator(program.exprs, shapes)
+        self._ints = [i for i, spec in enumerate(program.inputs) if spec.kind is ValueKind.INT]
         needed = [index for check in program.checks for index in (check.expr, *check.args)]
         self._checks = Evaluator(program.exprs, needed) if needed else None
+        # Where among those values the ones are that must not be zero.
+        self._holds: list[int] = []
+        count = 0
+        for check in program.checks:
+            self._holds.append(count)
+            count += 1 + len(check.args)
 
     def where(self, index: int) -> str:
         """How messages name input ``index``."""
@@ -106,11 +113,7 @@ class Admission:
                     f"{self._where[i]}: expected {len(tensor.shape)} dimensions, got "
                     f"{len(shapes[i])} (shape {shapes[i]})"
                 )
-        ints = {
-            i: boundary.as_int(inputs[i], self._where[i])
-            for i, spec in enumerate(specs)
-            if spec.kind is ValueKind.INT
-        }
+        ints = {i: boundary.as_int(inputs[i], self._where[i]) for i in self._ints}
         symbols = tuple(
             [self._read(symint, arrays, shapes, ints) for symint in self._program.symints]
         )
@@ -163,14 +166,12 @@ class Admission:
     def _run_checks(self, symbols: tuple[int, ...]) -> None:
         if self._checks is None:
             return
-        values = iter(self._evaluate(self._checks, symbols))
-        for check in self._program.checks:
-            holds = next(values)
-            args = [next(values) for _ in check.args]
-            if holds:
+        values = self._evaluate(self._checks, symbols)
+        for check, at in zip(self._program.checks, self._holds, strict=True):
+            if values[at]:
                 continue
             message = check.message
-            for i, arg in enumerate(args):
+            for i in range(len(check.args)):
                 # Not str.format: the text comes from a file.
-                message = message.replace("{" + str(i) + "}", str(arg))
+                message = message.replace("{" + str(i) + "}", str(values[at + 1 + i]))
             raise InvalidInputError(f"{self._label}: {message}")

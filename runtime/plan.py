@@ -54,7 +54,7 @@ class Plan:
     commands: tuple[Command, ...]
     evaluate: Evaluator
     grids: int
-    prepared: list[Any]
+    prepared: Any
 
 
 class Planner:
@@ -180,7 +180,7 @@ class Planner:
         chosen: Sequence[Route],
         pipelines: dict[int, Any],
         bind_group: Callable[[Dispatch], Any],
-        prepare: Callable[[Sequence[Command]], list[Any]],
+        prepare: Callable[[Sequence[Command]], Any],
     ) -> Plan:
         """The plan that runs ``chosen``, one route a step.
 

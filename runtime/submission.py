@@ -44,6 +44,13 @@ class Submitter:
         self._device.queue.submit([command_buffer])
         return 0
 
+    def write(self, buffer: Any, offset: int, data: Any) -> None:
+        """Writes bytes, or what is contiguous and has some, before the next submission.
+
+        ``data``: whole words; it may go when this returns.
+        """
+        self._device.queue.write_buffer(buffer, offset, data)
+
     def wait(self, token: int) -> None:
         """Waits until the submission of ``token`` is done."""
         self.flush()
@@ -123,9 +130,16 @@ class NativeSubmitter(Submitter):
         bindings = importlib.import_module("wgpu.backends.wgpu_native._ffi")
         self._ffi, self._lib = bindings.ffi, bindings.lib
         self._calls = native_calls()
+        # As wgpu-py has it: errors are raised.
+        api = importlib.import_module("wgpu.backends.wgpu_native._api")
+        self._write, self._from_buffer = api.libf.wgpuQueueWriteBuffer, bindings.ffi.from_buffer
 
     def submit(self, command_buffer: Any) -> int:
         return self._calls.submit(self._device.queue._internal, command_buffer._internal)
+
+    def write(self, buffer: Any, offset: int, data: Any) -> None:
+        view = self._from_buffer(data)
+        self._write(self._device.queue._internal, buffer._internal, offset, view, len(view))
 
     def wait(self, token: int) -> None:
         index = self._ffi.new("WGPUSubmissionIndex *", token)

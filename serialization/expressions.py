@@ -64,11 +64,12 @@ def needed_by(exprs: Sequence[Expr], roots: Iterable[int]) -> list[int]:
 class Evaluator:
     """A prepared walk over the few expressions that a step needs.
 
-    Built once from a verified table; a call costs about 0.1 us an expression. Both operands of
-    AND and OR are always evaluated.
+    Built once from a verified table; a call costs about 0.1 us an expression, and next to nothing
+    where the live scalars that they depend on are the last call's, as sizes are in a loop of
+    single tokens. Both operands of AND and OR are always evaluated.
     """
 
-    __slots__ = ("_code", "_constants", "_origins", "_outputs", "_syms")
+    __slots__ = ("_code", "_constants", "_last", "_origins", "_outputs", "_syms")
 
     def __init__(self, exprs: Sequence[Expr], needed: Iterable[int]) -> None:
         """``needed``: indices into ``exprs``, in the order in which a call returns them."""
@@ -88,14 +89,20 @@ class Evaluator:
         ]
         self._origins = results
         self._outputs = [place[i] for i in wanted]
+        #: The last call's live scalars and results: one object, for threads.
+        self._last: tuple[list[int], list[int]] | None = None
 
     def __call__(self, sym_values: Sequence[int]) -> list[int]:
-        """The values of the needed expressions, given one value for each SymInt of the program.
+        """The values of the needed expressions, given one value for each SymInt of the program. The
+        list may be another call's, too: it is not to be changed.
 
         Raises EvaluationError when one divides by zero.
         """
-        values = self._constants.copy()
-        values.extend([sym_values[s] for s in self._syms])
+        syms = [sym_values[s] for s in self._syms]
+        last = self._last
+        if last is not None and last[0] == syms:
+            return last[1]
+        values = self._constants + syms
         append = values.append
         try:
             for function, a, b in self._code:
@@ -106,7 +113,9 @@ class Evaluator:
                 f"expression {self._origins[done]} divides by zero "
                 f"(live scalars: {list(sym_values)})"
             ) from None
-        return [values[i] for i in self._outputs]
+        found = [values[i] for i in self._outputs]
+        self._last = (syms, found)
+        return found
 
 
 def evaluate(exprs: Sequence[Expr], sym_values: Sequence[int]) -> list[int]:

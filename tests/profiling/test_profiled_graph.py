@@ -233,8 +233,8 @@ def _plain(value: Any) -> Any:
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (bool, int, float, str, type(None))):
         return value
-    if isinstance(value, np.ndarray):
-        return f"{value.nbytes} bytes"
+    if isinstance(value, (np.ndarray, bytes)):
+        return f"{memoryview(value).nbytes} bytes"
     label = getattr(value, "label", "")
     return f"{type(value).__name__} {label}".strip()
 

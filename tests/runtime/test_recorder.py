@@ -12,11 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from programs import chain, chain_reference
 
+from executorch_wgpu.runtime.device import is_native
 from executorch_wgpu.runtime.errors import WgpuDelegateError
 from executorch_wgpu.runtime.graph import WebGPUGraph
 from executorch_wgpu.runtime.plan import Command
 from executorch_wgpu.runtime.readback import Layout
-from executorch_wgpu.runtime.recorder import LabelledRecorder, NativeRecorder, PlainRecorder
+from executorch_wgpu.runtime.recorder import (
+    CompiledRecorder,
+    LabelledRecorder,
+    NativeRecorder,
+    PlainRecorder,
+    compiled,
+    recorder_of,
+)
 from executorch_wgpu.runtime.submission import submitter_of
 from executorch_wgpu.serialization.dispatch_list import Dispatch
 
@@ -77,6 +85,46 @@ def record(recorder: PlainRecorder, commands: list[Command], values: list[int]) 
     return encoder.seen
 
 
+def record_in_c(commands: list[Command], values: list[int], part: slice) -> list[Any]:
+    """What ``record.c`` asks of wgpu-native, whose functions are Python's here."""
+    built = compiled()
+    if built is None:
+        pytest.skip("no compiler")
+    ffi, library = built
+    seen: list[tuple[Any, ...]] = []
+
+    @ffi.callback("void(void *, void *)")
+    def set_pipeline(encoder: Any, pipeline: Any) -> None:
+        seen.append(("pipeline", ffi.from_handle(pipeline)))
+
+    @ffi.callback("void(void *, uint32_t, void *, size_t, uint32_t *)")
+    def set_bind_group(encoder: Any, index: int, group: Any, count: int, offsets: Any) -> None:
+        seen.append(("group", index, ffi.from_handle(group), [offsets[i] for i in range(count)]))
+
+    @ffi.callback("void(void *, uint32_t, uint32_t, uint32_t)")
+    def dispatch(encoder: Any, x: int, y: int, z: int) -> None:
+        assert ffi.from_handle(encoder) is seen
+        seen.append(("dispatch", x, y, z))
+
+    def handle(value: Any) -> Any:
+        return SimpleNamespace(_internal=ffi.new_handle(value))
+
+    handles = {name: handle(name) for name in ("live", *(o._internal for o in OBJECTS))}
+    given = [
+        Command(
+            handles[c.pipeline._internal], handles[c.bind_group._internal], c.grid,
+            c.dispatch, c.kernel, c.route, c.step,
+        )
+        for c in commands
+    ]  # fmt: skip
+    functions = [ffi.cast("void *", f) for f in (set_pipeline, set_bind_group, dispatch)]
+    recorder = CompiledRecorder(ffi, library, functions)
+    prepared = recorder.prepare(given)
+    assert len(prepared) == len(commands) and len(prepared[part]) == len(commands[part])
+    recorder.record(handle(seen), handles["live"], 1024, prepared[part], values)
+    return seen
+
+
 index = st.integers(0, 2)
 
 
@@ -105,6 +153,36 @@ def test_twins(choices: list[tuple[int, int, tuple[int, int, int]]], values: lis
     ]
     assert ran == [item for item in wanted if 0 not in item[2]]
     assert plain[0] == ("group", 0, "live", [1024])
+
+
+@given(
+    st.lists(st.tuples(index, index, st.tuples(index, index, index)), max_size=12),
+    st.lists(st.integers(0, 65535), min_size=3, max_size=3),
+    st.slices(12).filter(lambda part: part.step in (None, 1)),
+)
+def test_the_twin_in_c(
+    choices: list[tuple[int, int, tuple[int, int, int]]], values: list[int], part: slice
+) -> None:
+    commands = [command(*choice) for choice in choices]
+    wanted = record(PlainRecorder(), commands[part], values)
+    assert record_in_c(commands, values, part) == wanted
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_recorders_of_a_device(
+    device: Any, compiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What runs where there is no compiler gives the same."""
+    if not compiles:
+        monkeypatch.setattr("executorch_wgpu.runtime.recorder.compiled", lambda: None)
+    elif compiled() is None:
+        pytest.skip("no compiler")
+    kind = CompiledRecorder if compiles else NativeRecorder
+    assert type(recorder_of(device)) is (kind if is_native(device) else PlainRecorder)
+    graph = WebGPUGraph(device, chain(60, 8, dynamic=True))
+    for count in (8, 3, 0):
+        x = np.arange(count, dtype=np.float32)
+        np.testing.assert_array_equal(graph.execute([x])[0], chain_reference(x, 60))
 
 
 def test_labels() -> None:
