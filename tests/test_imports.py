@@ -64,7 +64,8 @@ def test_arrows_run_one_way(folder):
 
 
 def test_every_package_is_in_the_wheel():
-    """A folder with Python in it is listed in pyproject, and a folder with .wgsl is data."""
+    """A folder with Python in it is listed in pyproject, what is .wgsl or compiled on
+    first use is data."""
     import tomllib
 
     setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
@@ -76,3 +77,6 @@ def test_every_package_is_in_the_wheel():
         for shader in (ROOT / folder).rglob("*.wgsl"):
             name = ".".join(["executorch_wgpu", *shader.parent.relative_to(ROOT).parts])
             assert "*.wgsl" in setup["package-data"].get(name, []), name
+        for source in [p for kind in ("c", "cpp") for p in (ROOT / folder).rglob(f"*.{kind}")]:
+            name = ".".join(["executorch_wgpu", *source.parent.relative_to(ROOT).parts])
+            assert source.name in setup["package-data"].get(name, []), source
