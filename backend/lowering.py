@@ -33,7 +33,7 @@ def lower_chain(chain: OpChain) -> LoweredProgram:
 class _ChainLowering:
     def __init__(self, chain: OpChain) -> None:
         self.chain = chain
-        self.builder = Builder()
+        self.builder = Builder(matrix_units=chain.matrix_units)
         self.tensors: dict[Value, Tensor] = {}
         #: Where values came from, for the copies made of them.
         self.origins: dict[Value, Origin] = {}

@@ -11,6 +11,8 @@ from typing import Any
 
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 
+from executorch_wgpu.ops.matmul.gemm_matrix import MODES as MATRIX_MODES
+
 #: What a call of a delegate costs by itself, in microseconds: submit, wait, read back. Measured
 #: with ``python -m executorch_wgpu.scripts.bench.bridge``; see docs/EXECUTORCH.md.
 CALL_COST_US = 150.0
@@ -38,6 +40,10 @@ class CompileOptions:
         share_state: a group ("" for none). States of equal name in methods of one group are one
             state: what one method writes, the others read. Their dtype, shape and initial content
             must be equal.
+        matrix_units: products of many rows with constant weights may use matrix units where a
+            device has them: "" for not, "precise" for factors in parts that keep 22 bits, "fast"
+            for factors that are rounded to f16 (11 bits). Sums are f32 either way. Other devices
+            are not concerned. See docs/NUMERICS.md.
         feedback: pairs of an output's position and an input's name: the value may stay on the GPU
             from one call of the method to the next, as the token that was chosen. For a method
             that is one delegate.
@@ -50,6 +56,7 @@ class CompileOptions:
     call_cost_us: float = CALL_COST_US
     external_constants: str = ""
     share_state: str = ""
+    matrix_units: str = ""
     feedback: tuple[tuple[int | str, str], ...] = ()
 
     def __post_init__(self) -> None:
@@ -74,6 +81,11 @@ class CompileOptions:
 
         if not isinstance(self.share_state, str):
             raise TypeError(f"share_state: expected a name, got {type(self.share_state).__name__}")
+        if self.matrix_units not in ("", *MATRIX_MODES):
+            raise ValueError(
+                f"matrix_units: one of {', '.join(MATRIX_MODES)} or nothing, got "
+                f"{self.matrix_units!r}"
+            )
         pairs = tuple(tuple(pair) for pair in self.feedback)
         for pair in pairs:
             if [type(part) for part in pair] not in ([int, str], [str, str]):

@@ -32,6 +32,7 @@ def lower_program(
     chain = GraphReader(program).chain()
     if options is not None:
         chain.share_state = options.share_state
+        chain.matrix_units = options.matrix_units
         chain.feedback = _feedback(program, options)
     return lower_chain(run_passes(chain))
 

@@ -105,6 +105,8 @@ class Builder:
     checks: dict[Sym, tuple[str, tuple[Scalar, ...]]] = field(default_factory=dict)
     live: dict[Sym, int] = field(default_factory=dict)
     origin: Origin = field(default_factory=Origin)
+    #: How products of many rows may use matrix units: "" (not), "precise" or "fast".
+    matrix_units: str = ""
     #: id -> (the torch tensor, kept alive so that ids stay unique; its Tensor)
     #: label -> the calls that used it: a label names the dispatches of one call.
     _labels: dict[str, list[int]] = field(default_factory=dict)

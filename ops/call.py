@@ -152,3 +152,4 @@ class OpChain:
     checks: list[ChainCheck] = field(default_factory=list)
     feedback: list[tuple[int, int]] = field(default_factory=list)
     share_state: str = ""
+    matrix_units: str = ""

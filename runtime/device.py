@@ -5,7 +5,8 @@ variables hold (``WGPUPY_WGPU_ADAPTER_NAME``: part of an adapter's summary;
 ``WGPU_BACKEND_TYPE``: ``Vulkan``, ``Metal``, ``D3D12``, ``OpenGL``). Without the package ``wgpu``,
 or where ``EXECUTORCH_WGPU_API=wgpudawn`` says so, ``wgpudawn`` (the same API on Dawn) is used; a
 device of either may be passed in (one of Dawn's that several threads are to use needs Dawn's
-feature ``implicit-device-synchronization``).
+feature ``implicit-device-synchronization``). ``EXECUTORCH_WGPU_MATRIX_UNITS=1``: devices of
+wgpudawn get matrix units, for programs that were exported to use them (see matrix_units.py).
 
 Nothing is used in silence that cannot compute or computes slowly: null backends are refused, and
 an adapter on the CPU that nobody asked for comes with a :class:`SoftwareAdapterWarning`.
@@ -25,8 +26,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from executorch_wgpu.serialization.limits import DEFAULT_LIMITS, INTEGER_DOT
+from executorch_wgpu.serialization.limits import DEFAULT_LIMITS, INTEGER_DOT, MATRIX_UNITS
 
+from . import matrix_units
 from .errors import SoftwareAdapterWarning, UnsupportedDeviceError
 
 logger = logging.getLogger("executorch_wgpu")
@@ -84,11 +86,14 @@ class Capabilities:
 
 def capabilities(device_or_adapter: Any) -> Capabilities:
     """The features and limits of a ``GPUDevice`` (what it was created with) or ``GPUAdapter``.
-    Among the features is INTEGER_DOT where kernels built on dot4I8Packed are likely to pay."""
+    Among the features are INTEGER_DOT where kernels built on dot4I8Packed are likely to pay, and
+    MATRIX_UNITS where subgroup matrices are what kernels are written for."""
     adapter = getattr(device_or_adapter, "adapter", device_or_adapter)
     features = {"subgroups" if n == "subgroup" else n for n in device_or_adapter.features}
     if _multiplies_bytes(adapter):
         features.add(INTEGER_DOT)
+    if matrix_units.offered(device_or_adapter):
+        features.add(MATRIX_UNITS)
     limits = {name.replace("_", "-"): int(v) for name, v in device_or_adapter.limits.items()}
     return Capabilities(frozenset(features), limits)
 
@@ -159,9 +164,12 @@ def request_device(adapter: Any = None, *, label: str = "executorch-wgpu") -> An
 
 def _device_of(adapter: Any, label: str) -> Any:
     offered = adapter.limits
+    more = matrix_units.features_of(adapter) if matrix_units.asked_for() else []
     return adapter.request_device_sync(
         label=label,
-        required_features=[name for name in _wanted() if name in adapter.features],
+        required_features=sorted(
+            {*more, *(name for name in _wanted() if name in adapter.features)}
+        ),
         # Dawn gives the defaults where none is asked for, wgpu-native the adapter's.
         required_limits={name: offered[name] for name in DEFAULT_LIMITS if name in offered},
     )
@@ -283,9 +291,13 @@ def _gpu() -> Any:
         )
     for package in [named] if named else _PACKAGES:
         try:
-            return importlib.import_module(package).gpu
+            gpu = importlib.import_module(package).gpu
         except ImportError as error:
             missing = error
+            continue
+        if matrix_units.asked_for():
+            matrix_units.prepare(package)
+        return gpu
     raise UnsupportedDeviceError(
         f"no WebGPU: {missing}. Install it with: pip install {named or _PACKAGES[0]}"
     ) from missing

@@ -61,6 +61,11 @@ _DTYPES = click.Choice(["f32", "f16", "bf16"])
     metavar="SCHEME",
     help="Of the embedding table: 4:32, 8, keep or none. Default: keep without --dtype.",
 )
+@click.option(
+    "--matrix-units",
+    type=click.Choice(["precise", "fast"]),
+    help="Prompts use matrix units where a device has them (see docs/LLAMA.md).",
+)
 @click.option("--all-logits", is_flag=True, help="The logits of every token, for eval.")
 @click.option(
     "--generate/--no-generate",
@@ -81,6 +86,7 @@ def export_llama(
     max_seq_len: int,
     quantize: str | None,
     embedding_quantize: str | None,
+    matrix_units: str | None,
     all_logits: bool,
     generate: bool,
 ) -> None:
@@ -114,6 +120,7 @@ def export_llama(
                     all_logits=all_logits,
                     quantize=quantize or default,
                     embedding_quantize=embedding_quantize or default,
+                    matrix_units=matrix_units or "",
                     methods=("forward", "generate") if generate else ("forward",),
                     progress=progress,
                 )

@@ -24,9 +24,17 @@ DEFAULT_LIMITS: dict[str, int] = {
 #: one operation, so that kernels built on it pay.
 INTEGER_DOT = "integer-dot"
 
-#: The optional features that a compute kernel can need, by WebGPU's names; and INTEGER_DOT.
-KNOWN_FEATURES: frozenset[str] = frozenset({"shader-f16", "subgroups", INTEGER_DOT})
+#: No feature of WebGPU yet: subgroups of exactly 32 lanes multiply f16 matrices of 16 x 16 by
+#: 16 x 16 and add up in f32, by WGSL's subgroup matrices as Dawn has them.
+MATRIX_UNITS = "matrix-units"
+
+#: The optional features that a compute kernel can need, by WebGPU's names; and the two above.
+KNOWN_FEATURES: frozenset[str] = frozenset({"shader-f16", "subgroups", INTEGER_DOT, MATRIX_UNITS})
 
 #: WGSL extension, as :class:`~executorch_wgpu.serialization.dispatch_list.Shader` names it ->
 #: the feature of the device without which its ``enable`` is an error.
-EXTENSION_FEATURES: dict[str, str] = {"f16": "shader-f16", "subgroups": "subgroups"}
+EXTENSION_FEATURES: dict[str, str] = {
+    "f16": "shader-f16",
+    "subgroups": "subgroups",
+    "chromium_experimental_subgroup_matrix": MATRIX_UNITS,
+}

@@ -84,11 +84,15 @@ def validate(sources: Sequence[Source], timeout: float = 300) -> list[str | None
 def _serve() -> None:
     """The other process: sources as JSON on stdin, errors as one line of JSON on stdout."""
     import wgpudawn
+    from wgpudawn.backends.dawn import extras
 
+    # Subgroup matrices are experimental.
+    extras.set_instance_extras(enable_toggles=["allow_unsafe_apis"])
     adapter = wgpudawn.gpu.request_adapter_sync()
     if adapter.info["backend_type"] != "Null":
         raise RuntimeError(f"not the null backend: {dict(adapter.info)}")
-    wanted = [f for f in ("subgroups", "shader-f16") if f in adapter.features]
+    optional = ("subgroups", "shader-f16", "chromium-experimental-subgroup-matrix")
+    wanted = [f for f in optional if f in adapter.features]
     device = adapter.request_device_sync(required_features=wanted)
     errors: list[str | None] = []
     for source in json.load(sys.stdin):

@@ -8,6 +8,7 @@ from functools import partial
 
 from executorch_wgpu.ops.builder import Builder, DispatchSpec, RouteSpec
 from executorch_wgpu.ops.elementwise.pointwise import materialize
+from executorch_wgpu.ops.matmul import gemm_matrix
 from executorch_wgpu.ops.matmul.after_norm import AfterNorm
 from executorch_wgpu.ops.matmul.gemm import as_list, gemm_dispatches, variants
 from executorch_wgpu.ops.matmul.gemv import gemv_dispatch, gemv_limits, reads_along_k
@@ -30,6 +31,7 @@ class _Choice:
     make: Callable[[Problem], DispatchSpec | list[DispatchSpec]]
     norms: bool = False
     pieces: bool = True
+    features: tuple[str, ...] = ()
 
 
 def emit_matmul(
@@ -62,13 +64,14 @@ def emit_matmul(
     routes = []
     for c in choices:
         first, whole = after.of(c.norms)
-        routes.append(RouteSpec(c.name, [*first, *as_list(c.make(whole))], c.guard, limits=limits))
+        made = as_list(c.make(whole))
+        routes.append(RouteSpec(c.name, [*first, *made], c.guard, c.features, limits))
     for c in choices if pieces else ():
         if not c.pieces:
             continue
         first, whole = after.of(c.norms)
         parts = [d for piece in pieces or () for d in as_list(c.make(whole.of_piece(piece)))]
-        routes.append(RouteSpec(f"{c.name}_pieces", [*first, *parts], c.guard))
+        routes.append(RouteSpec(f"{c.name}_pieces", [*first, *parts], c.guard, c.features))
     b.step(*routes)
 
 
@@ -94,10 +97,27 @@ def _choices(b: Builder, problem: Problem) -> list[_Choice]:
         found.append(_Choice(f"gemv{tile}", guard, make))
         if most <= limit:
             return found
+    found += _matrix(b, problem)
     for variant in variants(problem):
         many = partial(gemm_dispatches, b, variant=variant)
         found.append(_Choice(variant.name, variant.guard, many, pieces=not variant.split))
     return found
+
+
+def _matrix(b: Builder, problem: Problem) -> list[_Choice]:
+    """The kernels for matrix units, where they are asked for and take the weight."""
+    if not gemm_matrix.fits(b, problem, 1):
+        return []
+    weight = gemm_matrix.dense_weight(problem)
+    if weight is None:
+        return []
+
+    choices = []
+    for variant in gemm_matrix.matrix_variants(b.matrix_units, problem):
+        make = partial(gemm_matrix.matrix_dispatches, b, weight=weight, variant=variant)
+        features = gemm_matrix.FEATURES
+        choices.append(_Choice(variant.name, variant.guard, make, pieces=False, features=features))
+    return choices
 
 
 def _fold_batch(a: Tensor, w: Tensor, epilogue: Epilogue) -> tuple[Tensor, Tensor]:

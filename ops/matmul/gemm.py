@@ -245,7 +245,7 @@ def gemm_dispatches(
     done = touched_bytes([problem.out, *problem.epilogue.operands])
     if not variant.split:
         epilogue = describe_epilogue(problem, params, reads)
-        vector = _vector_out(problem)
+        vector = vector_out(problem)
         return [
             b.dispatch(
                 "matmul/gemm.wgsl",
@@ -288,15 +288,20 @@ def gemm_dispatches(
         bytes=read + written,
         **common,
     )
-    return [first, _sum(b, problem, f"{label}_gemm_sum", Bind(partial, "vec4<f32>"), splits)]
+    return [
+        first,
+        sum_dispatch(b, problem, f"{label}_gemm_sum", Bind(partial, "vec4<f32>"), splits),
+    ]
 
 
-def _sum(b: Builder, problem: Problem, name: str, partial: Bind, splits: Scalar) -> DispatchSpec:
+def sum_dispatch(
+    b: Builder, problem: Problem, name: str, partial: Bind, splits: Scalar
+) -> DispatchSpec:
     """The dispatch that adds up parts of k and finishes."""
     params: dict[str, Number] = {"M": problem.m, "N": problem.n, "SPLITS": splits}
     reads: dict[str, Bind] = {"partial": partial}
     epilogue = describe_epilogue(problem, params, reads)
-    vector = _vector_out(problem)
+    vector = vector_out(problem)
     threads = 64
     quads = ceil_div(problem.n, 4)
     return b.dispatch(
@@ -325,7 +330,7 @@ def _operand(variable: str, tensor: Any, columns: bool | None = None) -> Operand
     return Operand(variable, tensor, along if is_vector(tensor, along) else None)
 
 
-def _vector_out(problem: Problem) -> bool:
+def vector_out(problem: Problem) -> bool:
     """Whether ``out`` can be written four columns at a time."""
     whole = all(value % 4 == 0 for value in (problem.n, problem.out_n))
     return whole and problem.out.storage.size_bytes >= 16 and not problem.epilogue.pairs

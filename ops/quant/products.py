@@ -8,8 +8,14 @@ from functools import partial
 
 from executorch_wgpu.ops.builder import Builder, DispatchSpec, Number, RouteSpec, linear_grid
 from executorch_wgpu.ops.elementwise.pointwise import materialize
+from executorch_wgpu.ops.matmul import gemm_matrix
 from executorch_wgpu.ops.matmul.after_norm import AfterNorm
 from executorch_wgpu.ops.matmul.gemm import Factor, Variant, as_list, gemm_dispatches, variants
+from executorch_wgpu.ops.matmul.gemm_matrix import (
+    MatrixVariant,
+    MatrixWeight,
+    matrix_dispatches,
+)
 from executorch_wgpu.ops.matmul.one_row import one_row_dispatch
 from executorch_wgpu.ops.matmul.pieces import whole_limits
 from executorch_wgpu.ops.matmul.problem import (
@@ -26,6 +32,7 @@ from executorch_wgpu.ops.matmul.problem import (
 from executorch_wgpu.ops.quant.weights import QuantWeight
 from executorch_wgpu.ops.symbolic import Scalar, bounds, ceil_div, less_equal
 from executorch_wgpu.ops.tensor import Tensor, touched_bytes
+from executorch_wgpu.serialization.dispatch_list import DType
 from executorch_wgpu.serialization.limits import INTEGER_DOT
 
 _PLAIN = Epilogue()
@@ -127,6 +134,7 @@ def emit_product(
         if most <= limit:
             break
     if most > _GEMV_LIMITS[-1][0]:
+        choices += _matrix(b, whole)
         for variant in variants(problem):
             many = partial(_gemm, b, variant=variant)
             choices.append(_Choice(variant.name, variant.guard, many, pieces=not variant.split))
@@ -240,6 +248,58 @@ def _gemm(b: Builder, rows: _Rows, variant: Variant) -> list[DispatchSpec]:
     consts = {"W": w, "Q": weight.describe(params)}
     factor = Factor(weight.reads(), params, consts, f"_{weight.kind}", weight.bytes)
     return gemm_dispatches(b, problem, variant, factor)
+
+
+def _matrix(b: Builder, rows: _Rows) -> list[_Choice]:
+    """The kernels for matrix units, where they are asked for and take the weight."""
+    problem, weight = rows.problem, rows.weight
+    if not gemm_matrix.fits(b, problem, len(weight.reads())):
+        return []
+    scale, offset = gemm_matrix.largest(weight.scales), 0.0
+    if weight.zeros_kind == "offsets":
+        offset = gemm_matrix.largest(weight.zeros)
+    if scale is None or offset is None:
+        return []
+    exponent = gemm_matrix.exponent_of(scale * (1 << weight.bits) + offset)
+    choices = []
+    for variant in gemm_matrix.matrix_variants(b.matrix_units, problem):
+        words = variant.config.words(weight.bits)
+        if weight.granularity(words * 32 // weight.bits) != "unit":
+            return []
+        factor = _matrix_weight(weight, words, exponent)
+
+        def make(
+            rows: _Rows, factor: MatrixWeight = factor, variant: MatrixVariant = variant
+        ) -> list[DispatchSpec]:
+            return matrix_dispatches(b, rows.problem, factor, variant)
+
+        features = gemm_matrix.FEATURES
+        choices.append(_Choice(variant.name, variant.guard, make, pieces=False, features=features))
+    return choices
+
+
+def _matrix_weight(weight: QuantWeight, words: int, exponent: int) -> MatrixWeight:
+    """A packed weight for matrix units: ``words`` to a load."""
+    params: dict[str, Number] = {}
+    described = weight.describe(params)
+    in_halves = (
+        weight.bits == 4 and weight.zeros_kind != "offsets" and weight.scales.dtype is DType.F16
+    )
+    # Otherwise a code is a float's mantissa bits, as in weights.wgsl.
+    params["W_SCALE"] = 2.0**exponent * (1 if in_halves else 1 << weight.bits)
+    if weight.zeros_kind == "offsets":
+        params["W_UNIT"] = 2.0**exponent
+    return MatrixWeight(
+        kind="codes",
+        parts=2,
+        exponent=exponent,
+        reads=weight.reads(_ELEMENTS[words]),
+        params=params,
+        consts={"Q": described, "C": words},
+        label=f"_{weight.kind}",
+        bytes=weight.bytes,
+        in_halves=in_halves,
+    )
 
 
 # -- 8-bit activations ---------------------------------------------------------------------------

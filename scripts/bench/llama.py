@@ -47,6 +47,11 @@ from executorch_wgpu.scripts.console import Console, duration, quiet, size
     show_default=True,
     help="tiled: one random block over and over, for a file that compresses.",
 )
+@click.option(
+    "--matrix-units",
+    type=click.Choice(["precise", "fast"]),
+    help="Prompts may use matrix units.",
+)
 @click.option("--layers", type=int, help="Fewer than the model's own.")
 @click.option("--max-context", default=1024, show_default=True)
 @click.option("--max-seq-len", default=128, show_default=True)
@@ -163,11 +168,14 @@ def dispatch_list(options: dict[str, Any]) -> bytes:
 
     with Progress() as progress, quiet():
         with progress.step("import"):
+            from executorch_wgpu.backend.options import CompileOptions
             from executorch_wgpu.scripts.recipes import pte
         checkpoint, arguments = _checkpoint(options)
         model = pte.checkpoint_model(checkpoint, **arguments, progress=progress)
         with progress.step("lower"):
-            return pte.dispatch_lists(model, [options["method"]])[options["method"]]
+            compile_options = CompileOptions(matrix_units=options["matrix_units"] or "")
+            lists = pte.dispatch_lists(model, [options["method"]], compile_options)
+            return lists[options["method"]]
 
 
 def export(path: Path, options: dict[str, Any]) -> dict[str, Any]:

@@ -151,6 +151,7 @@ def export_checkpoint(
     all_logits: bool = False,
     quantize: str = "none",
     embedding_quantize: str = "none",
+    matrix_units: str = "",
     methods: Sequence[str] = METHODS,
     progress: Progress | None = None,
 ) -> None:
@@ -168,6 +169,7 @@ def export_checkpoint(
             scheme of ``packed.parse``.
         embedding_quantize: of the embedding table: the same. A table that is the output matrix,
             too, stays one where both are quantized alike.
+        matrix_units: as the option of this name in ``CompileOptions``.
         methods: without ``generate``, the host chooses tokens.
 
     Raises NotWhollyDelegatedError, OSError, and ValueError as ``whole.build``.
@@ -183,7 +185,8 @@ def export_checkpoint(
         embedding_quantize=embedding_quantize,
         progress=progress,
     )
-    write(lower(model, checkpoint.text, progress, methods=methods), path, progress)
+    options = CompileOptions(matrix_units=matrix_units)
+    write(lower(model, checkpoint.text, progress, options, methods), path, progress)
 
 
 def checkpoint_model(
@@ -222,7 +225,9 @@ def checkpoint_model(
     )
 
 
-def dispatch_lists(model: Llama, methods: Sequence[str] = METHODS) -> dict[str, bytes]:
+def dispatch_lists(
+    model: Llama, methods: Sequence[str] = METHODS, options: CompileOptions | None = None
+) -> dict[str, bytes]:
     """The dispatch list of each method as a file has it, without the weights: to look at, or to
     measure over others of the same sizes."""
     from executorch.exir import EdgeCompileConfig, to_edge
@@ -236,7 +241,7 @@ def dispatch_lists(model: Llama, methods: Sequence[str] = METHODS) -> dict[str, 
     found = {}
     for name in edges.methods:
         program = edges.exported_program(name)
-        options = named_feedback(program, _method_options(name, None))
+        options = named_feedback(program, _method_options(name, options))
         found[name] = serialize(lower_program(program, options).program)
     return found
 
