@@ -156,8 +156,10 @@ def matrix_variants(mode: str, problem: Problem) -> list[MatrixVariant]:
             split = guard * less_equal(2, splits)
             found.append(MatrixVariant(f"{name}_split", split, config, split=True))
         found.append(MatrixVariant(name, guard, config))
-    # What can never be is not made.
-    return [variant for variant in found if upper_bound(variant.guard) > 0]
+    # What can never be is not made, nor what comes after what always is.
+    found = [variant for variant in found if upper_bound(variant.guard) > 0]
+    always = [i for i, variant in enumerate(found) if isinstance(variant.guard, int)]
+    return found[: always[0] + 1] if always else found
 
 
 def largest(tensor: Tensor | None) -> float | None:

@@ -8,7 +8,8 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec
 
 from executorch_wgpu.backend import CompileOptions, WgpuPartitioner
-from executorch_wgpu.serialization import PteFile
+from executorch_wgpu.serialization import PteFile, deserialize
+from executorch_wgpu.serialization.limits import MATRIX_UNITS
 
 import exports
 
@@ -19,6 +20,7 @@ EVERY = CompileOptions(
     module_blocklist=["layers.3.attention"],
     call_cost_us=12.5,
     external_constants="weights",
+    matrix_units="fast",
 )
 
 
@@ -46,6 +48,19 @@ def test_the_specs_are_in_the_file():
     assert CompileOptions.from_specs(specs) == options
 
 
+@pytest.mark.parametrize("mode", ["", "precise", "fast"])
+def test_matrix_units_are_routes_that_not_every_device_takes(mode):
+    from executorch.exir import to_edge_transform_and_lower
+
+    program = exports.export(torch.nn.Linear(128, 64), (torch.randn(64, 128),))
+    partitioner = WgpuPartitioner(CompileOptions(matrix_units=mode))
+    lowered = to_edge_transform_and_lower(program, partitioner=[partitioner])
+    delegate = PteFile(bytes(lowered.to_executorch().buffer)).method("forward").sole_delegate()
+    (step,) = deserialize(delegate.data).steps
+    found = [route.name for route in step.routes if MATRIX_UNITS in route.features]
+    assert found == ([("matrix_flat" if mode == "precise" else "matrix")] if mode else [])
+
+
 @pytest.mark.parametrize(
     "wrong, kind, word",
     [
@@ -56,6 +71,8 @@ def test_the_specs_are_in_the_file():
         ({"call_cost_us": True}, TypeError, "call_cost_us"),
         ({"call_cost_us": -1}, ValueError, "call_cost_us"),
         ({"call_cost_us": float("nan")}, ValueError, "call_cost_us"),
+        ({"matrix_units": "exact"}, ValueError, "matrix_units: one of precise, fast"),
+        ({"matrix_units": True}, ValueError, "matrix_units"),
         ({"external_constants": None}, TypeError, "external_constants"),
         ({"external_constants": "a/b"}, ValueError, "external_constants"),
     ],

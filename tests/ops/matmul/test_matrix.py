@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from matrix_products import KINDS, product
 
-from executorch_wgpu.backend.options import CompileOptions
 from executorch_wgpu.ops.matmul import gemm_matrix
 from executorch_wgpu.ops.matmul.problem import Problem
 from executorch_wgpu.ops.tensor import Tensor
@@ -102,14 +101,6 @@ def test_tint_compiles_them_as_they_are() -> None:
     """The null device has too little workgroup memory, which is found last."""
     for error in errors_of(programs(["q4g32", "f16"])):
         assert "total use of workgroup storage" in error
-
-
-def test_an_option_that_there_is_not() -> None:
-    with pytest.raises(ValueError, match="matrix_units: one of precise, fast"):
-        CompileOptions(matrix_units="exact")
-    options = CompileOptions(matrix_units="fast")
-    assert CompileOptions.from_specs(options.to_specs()) == options
-    assert dataclasses.replace(options, matrix_units="") == CompileOptions()
 
 
 def parts_of(x: np.ndarray, exponent: np.ndarray, count: int) -> np.ndarray:
