@@ -173,7 +173,7 @@ def dispatch_list(options: dict[str, Any]) -> bytes:
         checkpoint, arguments = _checkpoint(options)
         model = pte.checkpoint_model(checkpoint, **arguments, progress=progress)
         with progress.step("lower"):
-            compile_options = CompileOptions(matrix_units=options["matrix_units"] or "")
+            compile_options = CompileOptions(matrix_units=options.get("matrix_units") or "")
             lists = pte.dispatch_lists(model, [options["method"]], compile_options)
             return lists[options["method"]]
 
@@ -188,7 +188,10 @@ def export(path: Path, options: dict[str, Any]) -> dict[str, Any]:
         base = memory().get("RssAnon", 0)
         checkpoint, arguments = _checkpoint(options)
         with quiet():
-            pte.export_checkpoint(checkpoint, path, **arguments, progress=progress)
+            units = options.get("matrix_units") or ""
+            pte.export_checkpoint(
+                checkpoint, path, **arguments, matrix_units=units, progress=progress
+            )
     return {
         "seconds": progress.seconds,
         "file_bytes": path.stat().st_size,
