@@ -12,8 +12,16 @@ weights 38); M = 512, N = 8,192 446 us. What brought it, M = 128, N = 8,192:
 Not taken: tiles of 64 x 128 and 128 x 64 along rows (154 to 210 us), 16 x 8 results a lane (154 and
 more: 250 registers), two buffers in workgroup memory (194 to 205), vec4s along k (131 to 138: 251
 registers), the steps of k in a loop (123 to 142), fma() and no bounds checks (the same within 1 us:
-the driver fuses, and the clamps leave the loop). Without fetching and writing tiles it would be 93:
-the 64 reads from workgroup memory for 1,024 multiply-adds of a lane are what is left."""
+the driver fuses, and the clamps leave the loop), 8 of k at a time (170: too little to do while the
+next tile comes) and 32 (208: registers), 128 x 64 results with 128 lanes (154). Without fetching
+and writing tiles it would be 93: the 64 reads from workgroup memory for 1,024 multiply-adds of a
+lane are what is left. By the driver's own code a lane has 1,240 instructions for these 1,024 with
+f32 weights and 1,330 with packed ones, and integers go at half rate.
+
+In a model, one product after the other on weights that no cache holds (us; two slices / one): f32,
+N = 8,192 124 / 110, M = 512, N = 16,384 944 / 816 (42 TFLOP/s); 4-bit 127 / 127, 968 / 940; f16
+117 / 119, 893 / 973. What a lane fetched must stay as it lies until it is written: a shift or a
+conversion behind the load waits for it (f16 143 to 117, 4-bit 131 to 127)."""
 
 from __future__ import annotations
 
@@ -98,12 +106,16 @@ class TileConfig:
 
 #: The general one. 128 lanes with 8 x 8 results each; two workgroups keep a core of an H200 busy.
 TILE = TileConfig(tx=8, ty=8, tm=8, tn=8, bk=16, slices=2)
+#: Without slices: for many tiles, of factors that lie in f32 or packed.
+UNSLICED = TileConfig(tx=8, ty=8, tm=8, tn=8, bk=16)
 #: For few rows.
 SHORT = TileConfig(tx=8, ty=8, tm=4, tn=4, bk=32, slices=2)
 SHORT_ROWS = 32
 
 #: Workgroups of TILE that are at work at a time: 132 cores of an H200, two each.
 AT_A_TIME = 264
+#: Tiles from which on a device is full without slices.
+FULL = 256
 #: Results of more tiles than four rounds of these are not split.
 MOST_TILES = 4 * AT_A_TIME
 MAX_SPLITS = 8
@@ -153,8 +165,15 @@ def variants(problem: Problem) -> list[Variant]:
     if can_split(problem) and max(_parts(problem)) > 1:
         guard = less_equal(2, splits_of(problem))
         found.append(Variant("gemm_split", guard, TILE, split=True))
-    found.append(Variant("gemm", 1, TILE))
+    found.append(Variant("gemm", 1, UNSLICED if _fills_device(problem) else TILE))
     return found
+
+
+def _fills_device(problem: Problem) -> bool:
+    """Whether there are lanes enough without slices where k is not split, and that is faster."""
+    count = upper_bound(tiles(problem, TILE))
+    halves = any(tensor.dtype in (DType.F16, DType.BF16) for tensor in (problem.a, problem.w))
+    return can_split(problem) and count >= FULL and not halves
 
 
 def can_split(problem: Problem) -> bool:

@@ -26,14 +26,22 @@
 {% macro turn(k4, width) -%}
 {{ "((%s) * %du) %% %du" % (k4, 8 // K4 if K4 < 8 else 1, 8 if width > 8 else width) }}
 {%- endmacro %}
-{# Four neighbours along k of the row at address base, from k on; 0 past the end. #}
+{# How a lane keeps what it fetched of an operand: as it lies. To touch it would be to wait for it,
+   so it becomes four f32, 0 past the end of k, on its way to workgroup memory. #}
+{% macro packed(o) -%}
+{{ o.quad ~ "_packed" if o.quad is defined else "vec2<u32>" if o.vector and o.codec else "vec4<f32>" }}
+{%- endmacro %}
+{% macro unpacked(o, value, row, k) -%}
+{%- set four = "%s(%s, %s, %s)" % (o.quad, value, row, k) if o.quad is defined
+   else "%s_quad(%s)" % (o.codec, value) if o.vector and o.codec else value %}
+{{- "select(vec4<f32>(), %s, %s < %s)" % (four, k, K) if K_EDGE and (o.vector or o.quad is defined) else four }}
+{%- endmacro %}
+{# Four neighbours along k of the row at address base, from k on. #}
 {% macro along_k(o, base, k) -%}
-{%- if o.quad is defined %}
-{%- set value = "%s(%s, %s)" % (o.quad, base, k) %}
-{{- "select(vec4<f32>(), %s, %s < %s)" % (value, k, K) if K_EDGE else value }}
-{%- elif o.vector %}
-{%- set value = load(o, base ~ step(o, 2, "(%s) / 4u" % k)) %}
-{{- "select(vec4<f32>(), %s, %s < %s)" % (value, k, K) if K_EDGE else value }}
+{%- if o.quad is defined -%}
+{{ o.quad }}_fetch({{ base }}, {{ k }})
+{%- elif o.vector -%}
+{{ o.name }}[{{ base }}{{ step(o, 2, "(%s) / 4u" % k) }}]
 {%- else -%}
 vec4<f32>(
 {%- for c in range(4) %}
@@ -45,9 +53,8 @@ vec4<f32>(
 {%- endmacro %}
 {# Four neighbouring rows at k: base is the address of the first, or base_0 ... of each. #}
 {% macro along_rows(o, base, k) -%}
-{%- if o.vector %}
-{%- set value = load(o, base ~ step(o, 2, k)) %}
-{{- "select(vec4<f32>(), %s, %s < %s)" % (value, k, K) if K_EDGE else value }}
+{%- if o.vector -%}
+{{ o.name }}[{{ base }}{{ step(o, 2, k) }}]
 {%- else -%}
 vec4<f32>(
 {%- for c in range(4) %}
@@ -71,9 +78,9 @@ vec4<f32>(
         {{ some(part) }}{
 {% for c in range(4) %}
 {% if (A_COLUMNS if part.operand == "a" else W_COLUMNS) %}
-            fetched{{ s }}_{{ c }} = {{ along_rows(o, x, "%s + %s_k * 4u + %du" % (k0, x, c)) }};
+            {{ x }}_next{{ c }} = {{ along_rows(o, x, "%s + %s_k * 4u + %du" % (k0, x, c)) }};
 {% else %}
-            fetched{{ s }}_{{ c }} = {{ along_k(o, "%s_%d" % (x, c), "%s + %s_k * 4u" % (k0, x)) }};
+            {{ x }}_next{{ c }} = {{ along_k(o, "%s_%d" % (x, c), "%s + %s_k * 4u" % (k0, x)) }};
 {% endif %}
 {% endfor %}
         }
@@ -135,9 +142,9 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
     let {{ x }}_{{ c }} = {{ at(o, ["batch", "min(%s + %s_row * 4u + %du, %s - 1u)" % (start, x, c, rows), ""]) }};
 {% endfor %}
 {% endif %}
-{% endfor %}
 {% for c in range(4) %}
-    var fetched{{ s }}_{{ c }}: vec4<f32>;
+    var {{ x }}_next{{ c }}: {{ packed(o) }};
+{% endfor %}
 {% endfor %}
 {% endfor %}
 {% for k in range(K4) %}
@@ -155,14 +162,20 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 {% for part in slot %}
 {% set x = "%s%d" % (part.operand, s) %}
 {% set width = TY if part.operand == "a" else TX %}
+{% set o = A if part.operand == "a" else W %}
+{% set columns = A_COLUMNS if part.operand == "a" else W_COLUMNS %}
         {{ some(part) }}{
+{% for c in range(4) %}
+{% set k = "k0 + slice_k + %s_k * 4u%s" % (x, " + %du" % c if columns) %}
+            let fetched_{{ c }} = {{ unpacked(o, "%s_next%d" % (x, c), "%s_%d" % (x, c), k) }};
+{% endfor %}
             let place = ({{ x }}_row % {{ width }}u) ^ ({{ turn(x ~ "_k", width) }});
 {% for c in range(4) %}
             tile_{{ part.operand }}[slice][{{ x }}_k][{{ c }}][{{ x }}_row / {{ width }}u][place] =
 {% if (A_COLUMNS if part.operand == "a" else W_COLUMNS) %}
-                fetched{{ s }}_{{ c }};
+                fetched_{{ c }};
 {% else %}
-                vec4<f32>({% for d in range(4) %}fetched{{ s }}_{{ d }}[{{ c }}]{{ ", " if not loop.last }}{% endfor %});
+                vec4<f32>({% for d in range(4) %}fetched_{{ d }}[{{ c }}]{{ ", " if not loop.last }}{% endfor %});
 {% endif %}
 {% endfor %}
         }

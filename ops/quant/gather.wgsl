@@ -24,7 +24,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
     let at = row;
 {% endif %}
     var bits = vec4<u32>(0x7fc00000u);
-    if (mine) { bits = bitcast<vec4<u32>>(weight_quad(at, k)); }
+    if (mine) { bits = bitcast<vec4<u32>>(weight_quad(weight_quad_fetch(at, k), at, k)); }
 {% if EDGE %}
     let start = l * {{ K }} + k;
 {% for c in range(4) %}
