@@ -37,12 +37,15 @@ class Submitter:
     def __init__(self, device: Any) -> None:
         self._device = device
         self._fence: Any = None
+        #: How many submissions there were, and how many of them are known to be done.
+        self._submitted = self._done = 0
 
     def submit(self, command_buffer: Any) -> int:
         """Submits one command buffer; returns a token for :meth:`Staging.mapped` and
         :meth:`wait`."""
         self._device.queue.submit([command_buffer])
-        return 0
+        self._submitted += 1
+        return self._submitted
 
     def write(self, buffer: Any, offset: int, data: Any) -> None:
         """Writes bytes, or what is contiguous and has some, before the next submission.
@@ -53,18 +56,27 @@ class Submitter:
 
     def wait(self, token: int) -> None:
         """Waits until the submission of ``token`` is done."""
-        self.flush()
+        if token > self._done:
+            self.flush()
 
     def flush(self) -> None:
         """Hands over pending ``write_buffer`` data and waits until the queue is idle."""
-        self._device.queue.submit([self._nothing()])
-        # wgpu-py 0.32's on_submitted_work_done raises a TypeError; a map waits for the same.
-        if self._fence is None:
-            self._fence = self._device.create_buffer(
-                label="fence", size=8, usage=_MAP_READ | _COPY_DST
-            )
-        self._fence.map_sync("READ")
-        self._fence.unmap()
+        submitted = self._submitted
+        # Taken while it is in use: one that an interrupt leaves mapped is never submitted again.
+        fence, self._fence = self._fence, None
+        if fence is None:
+            fence = self._device.create_buffer(label="fence", size=8, usage=_MAP_READ | _COPY_DST)
+        # wgpu-py 0.32's on_submitted_work_done raises a TypeError; a map waits for the same. Dawn's
+        # waits only for submissions that use the buffer, so this one does.
+        encoder = self._device.create_command_encoder(label="flush")
+        encoder.clear_buffer(fence)
+        self._device.queue.submit([encoder.finish()])
+        fence.map_sync("READ")
+        if fence.map_state != "mapped":
+            # Ctrl-C has struck in the callback, where cffi prints it and goes on.
+            raise KeyboardInterrupt("while the queue was waited for")
+        fence.unmap()
+        self._fence, self._done = fence, max(self._done, submitted)
 
     def check_alive(self) -> None:
         """Raises what wgpu raises where the device is known to be lost."""

@@ -25,7 +25,7 @@ from executorch_wgpu.runtime.recorder import (
     compiled,
     recorder_of,
 )
-from executorch_wgpu.runtime.submission import submitter_of
+from executorch_wgpu.runtime.submission import Submitter, submitter_of
 from executorch_wgpu.serialization.dispatch_list import Dispatch
 
 
@@ -204,6 +204,58 @@ def test_staging(device: Any, plain: bool) -> None:
         with staging.mapped(token, 64) as data:
             assert np.frombuffer(data, np.uint32).tolist() == [k] * 16
     submitter.flush()
+
+
+class FakeDevice:
+    """A device on which a map waits only for submissions that use the buffer, as on Dawn."""
+
+    def __init__(self, lands: bool = True) -> None:
+        self.seen: list[tuple[Any, ...]] = []
+        self.queue = SimpleNamespace(submit=lambda given: self.seen.append(("submit", *given)))
+        self._lands = lands
+
+    def create_buffer(self, **_: Any) -> Any:
+        buffer = SimpleNamespace(map_state="unmapped", unmap=lambda: None)
+
+        def map_sync(mode: str) -> None:
+            self.seen.append(("map", mode, ("uses", buffer) in self.seen[-1]))
+            buffer.map_state = "mapped" if self._lands else "pending"
+
+        buffer.map_sync = map_sync
+        return buffer
+
+    def create_command_encoder(self, label: str) -> Any:
+        uses: list[Any] = []
+        return SimpleNamespace(
+            clear_buffer=uses.append, finish=lambda: ("uses", *uses) if uses else ("nothing",)
+        )
+
+
+def test_a_wait_is_for_something() -> None:
+    """On Dawn a map of a buffer that no submission uses is over at once."""
+    device = FakeDevice()
+    submitter = Submitter(device)
+    first, second = (submitter.submit(("commands", i)) for i in range(2))
+    submitter.wait(first)
+    assert [item[0] for item in device.seen] == ["submit", "submit", "submit", "map"]
+    assert device.seen[-1] == ("map", "READ", True)
+    submitter.wait(second)  # the queue was idle, so it is done, too
+    assert len(device.seen) == 4
+    submitter.wait(submitter.submit(("commands", 2)))
+    assert len(device.seen) == 7 and device.seen[-1][2]
+
+
+def test_a_wait_that_is_interrupted() -> None:
+    """What it leaves mapped is not submitted again: wgpu-native would end the process."""
+    device = FakeDevice(lands=False)
+    submitter = Submitter(device)
+    token = submitter.submit(("commands",))
+    fences = []
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            submitter.wait(token)
+        fences.append(device.seen[-2][1][1])
+    assert fences[0] is not fences[1]
 
 
 def test_staging_is_unmapped_after_an_error(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
