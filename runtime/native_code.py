@@ -1,6 +1,7 @@
 """Our own C: small files beside their Python, each with a way to do without.
 
 They are compiled on first use, in a tenth of a second, into the cache that the bridge uses too.
+Where others may write to that, nothing of it is loaded: each process compiles for itself.
 """
 
 from __future__ import annotations
@@ -13,37 +14,35 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .bridge.compile import cache_folder, find_compiler
+from .bridge.compile import find_compiler, kept_folder, others_may_write
 from .errors import WgpuDelegateError
 
 logger = logging.getLogger("executorch_wgpu")
 
+#: A compiler that has not come back by then is given up.
+_PATIENCE_S = 60.0
+
 
 def library_of(source: Path, declarations: str, without: str) -> tuple[Any, Any] | None:
     """A cffi pair (FFI, library) of a C file, None where it cannot be had: on Windows, without a
-    compiler, or when building fails.
+    compiler, or when building or loading fails.
 
     Args:
         declarations: of what is called, for cffi.
         without: what happens then, for the log.
     """
-    try:
-        path = _built(source)
-    except (OSError, subprocess.SubprocessError, WgpuDelegateError) as error:
-        logger.info("%s was not built, so %s: %s", source.name, without, error)
-        return None
-    if path is None:
-        logger.info("no compiler for %s, so %s", source.name, without)
+    if sys.platform not in ("linux", "darwin"):
         return None
     ffi: Any = importlib.import_module("cffi").FFI()
     ffi.cdef(declarations)
     try:
-        return ffi, ffi.dlopen(str(path))
-    except OSError as error:
-        logger.info("%s cannot be loaded, so %s: %s", path, without, error)
+        return ffi, _library(ffi, source)
+    except (OSError, subprocess.SubprocessError, WgpuDelegateError) as error:
+        logger.info("%s is not used, so %s: %s", source.name, without, error)
         return None
 
 
@@ -53,28 +52,36 @@ def address_of(ffi: Any, bindings: Any, name: str) -> Any:
     return ffi.cast("void *", int(bindings.ffi.cast("uintptr_t", function)))
 
 
-def _built(source: Path) -> Path | None:
-    """The compiled file, None where there is no compiler.
+def _library(ffi: Any, source: Path) -> Any:
+    """The library of ``source``, from the cache or built now.
 
     Raises:
-        OSError, subprocess.SubprocessError, WgpuDelegateError: building failed.
+        OSError, subprocess.SubprocessError, WgpuDelegateError: it cannot be had.
     """
-    if sys.platform not in ("linux", "darwin"):
-        return None
     digest = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
-    folder = cache_folder() / source.stem
-    path = folder / f"{source.stem}-{digest}-{os.uname().machine}.so"
-    if path.is_file():
-        return path
+    file = f"{source.stem}-{digest}-{os.uname().machine}.so"
+    folder = kept_folder(source.stem)
+    if folder is not None and (folder / file).is_file() and not others_may_write(folder / file):
+        # One that does not load is built again: cut short, or for another C library.
+        with contextlib.suppress(OSError):
+            return ffi.dlopen(str(folder / file))
     compiler = find_compiler()
     if compiler is None:
-        return None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="executorch-wgpu-"))
-        path = folder / path.name
-    descriptor, temporary = tempfile.mkstemp(suffix=".so", prefix=".build-", dir=folder)
+        raise WgpuDelegateError("there is no compiler")
+    if folder is not None and os.access(folder, os.W_OK):
+        return ffi.dlopen(str(_build(compiler, source, folder / file)))
+    # In a folder that only this user can read. What is loaded needs its file no more.
+    with tempfile.TemporaryDirectory(prefix="executorch-wgpu-") as alone:
+        return ffi.dlopen(str(_build(compiler, source, Path(alone, file))))
+
+
+def _build(compiler: Sequence[str], source: Path, path: Path) -> Path:
+    """Compiles ``source`` to ``path``.
+
+    Raises:
+        OSError, subprocess.SubprocessError: it failed.
+    """
+    descriptor, temporary = tempfile.mkstemp(suffix=".so", prefix=".build-", dir=path.parent)
     os.close(descriptor)
     kind = "-dynamiclib" if sys.platform == "darwin" else "-shared"
     try:
@@ -82,7 +89,11 @@ def _built(source: Path) -> Path | None:
             [*compiler, "-x", "c", "-O1", "-fPIC", kind, str(source), "-o", temporary],
             check=True,
             capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=_PATIENCE_S,
         )
+        # Linkers make a new file, as open as the umask says.
+        os.chmod(temporary, 0o700)
         # Into place at once: other processes may be building, or be killed while they do.
         os.replace(temporary, path)
     finally:
