@@ -304,7 +304,9 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
         let m = m0 + sub_m + {{ i * 16 }}u + cell / 4u;
         let n = n0 + sub_n + {{ j * 16 }}u + cell % 4u * 4u;
         if (m < {{ M }} && n < {{ N }}) {
-            let sum = bitcast<vec4<f32>>(tiles[mine + {{ 64 * f }}u + cell]) * row_scales[m] * {{ W_BACK }};
+            // The weight's scale first: it brings sums, of up to 2^45, back to where a row's cannot
+            // overflow what fits f32.
+            let sum = bitcast<vec4<f32>>(tiles[mine + {{ 64 * f }}u + cell]) * {{ W_BACK }} * row_scales[m];
 {% if SPLIT %}
             partial[(split * {{ M }} + m) * (({{ N }} + 3u) / 4u) + n / 4u] = sum;
 {% elif PAIRS %}
