@@ -67,7 +67,7 @@ def _library(ffi: Any, source: Path) -> Any:
             return ffi.dlopen(str(folder / file))
     compiler = find_compiler()
     if compiler is None:
-        raise WgpuDelegateError("there is no compiler")
+        raise FileNotFoundError("there is no compiler")
     if folder is not None and os.access(folder, os.W_OK):
         return ffi.dlopen(str(_build(compiler, source, folder / file)))
     # In a folder that only this user can read. What is loaded needs its file no more.

@@ -147,8 +147,9 @@ class ModelBench:
         """One setting: a step alone with its results on the host; of it the time until it is
         submitted, the GPU's time in one pass and the process's CPU time; and steps one behind the
         other with none read back, three in flight, each fed the last one's output where the program
-        feeds back. Milliseconds: medians, of CPU time the mean, of steps in flight the least mean
-        of three rounds."""
+        feeds back (on Dawn the queue runs dry every third step, for it is waited for as a whole).
+        Milliseconds: medians, of CPU time the mean, of steps in flight the least mean of three
+        rounds."""
         from executorch_wgpu.runtime.device import capabilities
         from executorch_wgpu.scripts.describe import dispatches_at
 
