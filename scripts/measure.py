@@ -3,6 +3,8 @@ turn, so that what changes on the machine meanwhile changes all of them."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -26,34 +28,60 @@ KEPT_STEPS = 100
 def choose_scalars(
     program: Any, seq_len: int, input_pos: int, settings: tuple[str, ...]
 ) -> list[int]:
-    """A value for each live scalar of a dispatch list: sizes, positions, then single settings.
+    """A value for each live scalar of a dispatch list: sizes, positions, then single settings. One
+    of a tensor holds for the live scalars in it; else it is for :func:`random_inputs`.
 
-    Raises click.BadParameter for a setting that names none or is out of bounds.
+    Raises click.BadParameter for a setting that names nothing or is out of bounds.
     """
     from executorch_wgpu.scripts.describe import scalars_at
+    from executorch_wgpu.serialization.dispatch_list import SymSource, ValueKind
 
     scalars = scalars_at(program, seq_len, input_pos)
-    names = [symint.name for symint in program.symints]
+    tensors = [spec.name for spec in program.inputs if spec.kind is ValueKind.TENSOR]
     for setting in settings:
-        name, _, text = setting.partition("=")
-        if name not in names or not text.lstrip("-").isdigit():
+        name, value = _setting(setting)
+        named = [
+            at
+            for at, symint in enumerate(program.symints)
+            if symint.name == name
+            or (symint.source is SymSource.TENSOR_ELEMENT and _owner(program, symint) == name)
+        ]
+        known = math.isfinite(value) and (value.is_integer() if named else name in tensors)
+        if not known:
+            names = [symint.name for symint in program.symints] + tensors
             raise click.BadParameter(
                 f"{setting!r}: expected NAME=VALUE with one of {', '.join(names) or 'no names'}",
                 param_hint="--set",
             )
-        position, value = names.index(name), int(text)
-        symint = program.symints[position]
-        if not symint.lo <= value <= symint.hi:
-            raise click.BadParameter(
-                f"{setting!r} is outside {symint.lo}..{symint.hi}", param_hint="--set"
-            )
-        scalars[position] = value
+        for at in named:
+            symint = program.symints[at]
+            if not symint.lo <= value <= symint.hi:
+                raise click.BadParameter(
+                    f"{setting!r} is outside {symint.lo}..{symint.hi}", param_hint="--set"
+                )
+            scalars[at] = int(value)
     return scalars
 
 
-def random_inputs(program: Any, scalars: list[int], seed: int = 0) -> list[Any]:
+def _owner(program: Any, symint: Any) -> str:
+    """The name of the tensor that a live scalar is an element of."""
+    return str(program.inputs[symint.input].name)
+
+
+def _setting(text: str) -> tuple[str, float]:
+    """NAME=VALUE. A value that is no number is infinite."""
+    name, _, value = text.partition("=")
+    with contextlib.suppress(ValueError):
+        return name, float(value)
+    return name, float("inf")
+
+
+def random_inputs(
+    program: Any, scalars: list[int], seed: int = 0, settings: tuple[str, ...] = ()
+) -> list[Any]:
     """Arguments for a dispatch list at these live scalars: normal floats, and zeros for integers,
-    which may be indices into something."""
+    which may be indices into something. ``settings``: "NAME=VALUE" of tensors, all elements of
+    which are that; of anything else, left to :func:`choose_scalars`."""
     import numpy as np
 
     from executorch_wgpu.serialization.dispatch_list import SymSource, ValueKind
@@ -63,6 +91,7 @@ def random_inputs(program: Any, scalars: list[int], seed: int = 0) -> list[Any]:
     generator = np.random.default_rng(seed)
     values = evaluate(program.exprs, scalars)
     inputs: list[Any] = []
+    given = dict(_setting(setting) for setting in settings)
     for spec in program.inputs:
         if spec.kind is ValueKind.INT:
             inputs.append(0 if spec.index < 0 else scalars[spec.index])
@@ -71,12 +100,15 @@ def random_inputs(program: Any, scalars: list[int], seed: int = 0) -> list[Any]:
         shape = [values[index] for index in tensor.shape]
         dtype = dtypes.get(tensor.dtype.name.lower(), "bool")
         floats = generator.standard_normal(shape, np.float32)
+        if spec.name in given:
+            floats = np.full(shape, given[spec.name], np.float32)
         if dtype == "uint16":  # bfloat16 by its bits: the upper half of an f32
             inputs.append((floats.view(np.uint32) >> 16).astype(np.uint16))
         elif dtype.startswith("float"):
             inputs.append(floats.astype(dtype))
         else:
-            inputs.append(np.zeros(shape, dtype))
+            filled = given.get(spec.name, 0)
+            inputs.append(np.full(shape, filled, dtype))
     for symint, value in zip(program.symints, scalars, strict=True):
         if symint.source is SymSource.TENSOR_ELEMENT:
             inputs[symint.input].flat[symint.index] = value
@@ -169,7 +201,7 @@ def load_subject(
         file,
         plain,
         profiled,
-        random_inputs(plain.program, scalars),
+        random_inputs(plain.program, scalars, settings=settings),
         scalars,
         load_s,
         parts,

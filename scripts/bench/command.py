@@ -21,7 +21,9 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--input-pos", default=0, show_default=True, help="Every live int or element of an input."
 )
-@click.option("--set", "settings", multiple=True, metavar="SCALAR=VALUE", help="One live scalar.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A live scalar, or a tensor."
+)
 @click.option("--device", help="Part of an adapter's name (see `devices`), gpu or cpu.")
 @click.option(
     "--against",

@@ -82,10 +82,9 @@ def main(
     rows = []
     console = Console()
     console.line(f"{used.adapter.summary} {used.adapter.info.get('description', '')}")
-    for case in cases(16 if small else 1, most):
-        if only in case.name:
-            rows.append(bench.row(case))
-            console.line(_line(rows[-1]))
+    for case in cases(16 if small else 1, most, lambda name: only in name):
+        rows.append(bench.row(case))
+        console.line(_line(rows[-1]))
     if json_path is not None:
         content = {**about(used), "rows": rows}
         json_path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -100,22 +99,34 @@ def _line(row: dict[str, Any]) -> str:
     )
 
 
-def cases(divisor: int, most: int) -> Iterator[Case]:
-    """The cases, in turn: their constants are made when they come up."""
+def cases(
+    divisor: int, most: int, wanted: Callable[[str], bool] = lambda name: True
+) -> Iterator[Case]:
+    """The cases whose name is wanted, in turn: constants are made when a case comes up.
+
+    Args:
+        divisor: of the shapes, see ``--small``.
+        most: bytes of constants.
+    """
     for storage in STORAGES:
         for n, k in SHAPES:
-            yield _linear(storage, 1, n // divisor, k // min(divisor, 4), most)
+            yield from _linear(storage, 1, n // divisor, k // min(divisor, 4), most, wanted)
     for m in (128, 512):
         for storage in STORAGES:
             for n, k in SHAPES[:-1]:
                 rows = max(m // divisor, 32)
-                yield _linear(storage, rows, n // divisor, k // min(divisor, 4), most)
+                yield from _linear(storage, rows, n // divisor, k // min(divisor, 4), most, wanted)
     for half in (False, True):
         for rows, position in ATTENTION:
-            yield _attention(max(rows // divisor, 1), position // divisor, half)
+            yield from _attention(max(rows // divisor, 1), position // divisor, half, wanted)
 
 
-def _linear(storage: str, m: int, n: int, k: int, most: int) -> Case:
+def _linear(
+    storage: str, m: int, n: int, k: int, most: int, wanted: Callable[[str], bool]
+) -> Iterator[Case]:
+    name = f"linear {storage} {m} x {n} x {k}"
+    if not wanted(name):
+        return
     import torch
 
     from executorch_wgpu.ops.quant.layout import PackedWeight, pack_codes
@@ -156,11 +167,15 @@ def _linear(storage: str, m: int, n: int, k: int, most: int) -> Case:
             (out,) = chain.call(op, {"x": rows, **more}, [(DType.F32, (m, n))])
         chain.output(out)
 
-    name = f"linear {storage} {m} x {n} x {k}"
-    return Case(name, build, [x.numpy()], want, size, 2 * m * n * k, copies)
+    yield Case(name, build, [x.numpy()], want, size, 2 * m * n * k, copies)
 
 
-def _attention(rows: int, position: int, half: bool) -> Case:
+def _attention(
+    rows: int, position: int, half: bool, wanted: Callable[[str], bool]
+) -> Iterator[Case]:
+    name = f"attention {'f16' if half else 'f32'} {rows} at {position}"
+    if not wanted(name):
+        return
     import torch
 
     from executorch_wgpu.serialization.dispatch_list import DType
@@ -196,8 +211,7 @@ def _attention(rows: int, position: int, half: bool) -> Case:
 
     size = 2 * length * kv_heads * dim * (2 if half else 4)
     flops = 4 * dim * heads * (rows * position + rows * (rows + 1) // 2)
-    name = f"attention {'f16' if half else 'f32'} {rows} at {position}"
-    return Case(name, build, [q.numpy()], want, size, flops, 1)
+    yield Case(name, build, [q.numpy()], want, size, flops, 1)
 
 
 class Chain:

@@ -31,7 +31,13 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
 @click.option("--cold", is_flag=True, help="The system forgets a .pte before it is loaded.")
 @click.option("--positions", default="511,2047", show_default=True, help="Of decode steps.")
 @click.option("--prompts", default="128,512", show_default=True, help="Lengths of prefills.")
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A live scalar.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A live scalar, or all of a tensor's elements.",
+)
 @click.option(
     "--steps",
     default=100,
@@ -78,7 +84,7 @@ class ModelBench:
         file: as ``scripts.bench.llama`` writes it, with or without ``--list``.
         warmup: seconds of steps before those alone and before the others: devices raise their
             clocks under load.
-        settings: "NAME=VALUE" of live scalars.
+        settings: "NAME=VALUE" of live scalars and tensors.
         method, cold: of a ``.pte``, see :func:`.loading.measure_loads`.
     """
 
@@ -136,7 +142,8 @@ class ModelBench:
         """Arguments of a step."""
         from executorch_wgpu.scripts.measure import random_inputs
 
-        return random_inputs(self.program, self._scalars(length, position))
+        scalars = self._scalars(length, position)
+        return random_inputs(self.program, scalars, settings=self.settings)
 
     def _scalars(self, length: int, position: int) -> list[int]:
         from executorch_wgpu.scripts.measure import choose_scalars

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,20 @@ def test_choose_scalars() -> None:
     assert choose_scalars(program, 4, 0, ("input_pos=2", "S=3")) == [3, 2]
     with pytest.raises(BadParameter):
         choose_scalars(program, 1, 0, ("S=0",))
+    assert choose_scalars(program, 1, 0, ("x=0.5",)) == [1, 0]  # no live scalar is in it
+    for setting in ("x=many", "x=nan", "input_pos=0.5", "other=1"):
+        with pytest.raises(BadParameter):
+            choose_scalars(program, 1, 0, (setting,))
+
+
+def test_a_tensors_setting_holds_for_the_live_scalars_in_it() -> None:
+    program = make_program()
+    position = replace(program.symints[1], name="input_pos[0]")
+    program = replace(program, symints=(program.symints[0], position))
+    assert choose_scalars(program, 1, 0, ("input_pos=4",)) == [1, 4]
+    assert choose_scalars(program, 1, 0, ("input_pos[0]=5",)) == [1, 5]
+    with pytest.raises(BadParameter):
+        choose_scalars(program, 1, 0, ("input_pos=32",))
 
 
 def test_random_inputs() -> None:
@@ -188,3 +203,5 @@ def test_random_inputs() -> None:
     assert position.dtype == np.int64
     again, _ = random_inputs(make_program(), [3, 7])
     np.testing.assert_array_equal(x, again)
+    filled, position = random_inputs(make_program(), [3, 7], settings=("x=0.25",))
+    assert (filled == 0.25).all() and position.tolist() == [7]

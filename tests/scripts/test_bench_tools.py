@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from executorch_wgpu.ops.quant.layout import PackedWeight, pack_codes
 from executorch_wgpu.runtime.errors import InvalidInputError
 from executorch_wgpu.runtime.profiling.one_pass import OnePass
-from executorch_wgpu.scripts.bench import kernels, model
+from executorch_wgpu.scripts.bench import kernels, model, table
 from executorch_wgpu.scripts.bench.fill import random_data
 from executorch_wgpu.scripts.recipes import families, packed
 from executorch_wgpu.serialization.dispatch_list import DType
@@ -56,6 +56,56 @@ def test_random_contents_are_numbers():
             content = data(buffer.data_key)
             assert content.nbytes >= buffer.size
             assert np.isfinite(content[: buffer.size].view(np.float16)).all()
+
+
+def test_no_two_rows_are_equal():
+    """Logits that tie are chosen among in another way."""
+    c = Chain()
+    x = c.input("x", (1, 64))
+    weight = c.constant(torch.zeros(1 << 18, 64), "head")  # four times the block
+    args = {"x": x, "weight": weight, "formula": None, "operands": [], "pairs": False}
+    c.output(*c.call("wgpu.linear", args, [(DType.F32, (1, 1 << 18))]))
+    program = c.lower().program
+    (key,) = {buffer.data_key for buffer in program.buffers if buffer.data_key}
+    rows = random_data(program)(key).view(np.float32).reshape(-1, 64)
+    assert len(np.unique(rows[:, :2], axis=0)) > 0.999 * len(rows)
+    assert abs(rows.std() - 0.02) < 1e-3
+
+
+def test_only_wanted_kernels_are_made(monkeypatch):
+    def never(*args, **kwargs):
+        raise AssertionError("made")
+
+    monkeypatch.setattr(torch, "randint", never)
+    wanted = "linear f16 1 x 128 x 512"
+    (case,) = kernels.cases(16, 1000, lambda name: name == wanted)
+    assert case.name == wanted and case.copies == 1
+
+
+def test_table(tmp_path, monkeypatch):
+    """Its rows stand beside their goals, also when one of them fails."""
+    (tmp_path / "q4.list").write_bytes(serialize(layers().lower().program))
+
+    def few(divisor, most, wanted):
+        if not wanted("attention f32 1 at 511"):
+            raise ValueError("no such kernel")
+        return kernels_cases(16, most, lambda name: name == "attention f32 1 at 31")
+
+    kernels_cases = kernels.cases
+    monkeypatch.setattr(kernels, "cases", few)
+    out = tmp_path / "table.json"
+    words = [tmp_path, "--warmup", "0", "--steps", "2", "--json", out]
+    result = CliRunner().invoke(table.main, [*map(str, words)])
+    assert result.exit_code == 0, result.output
+    assert "failed: no such kernel" in result.output
+    found = json.loads(out.read_text())
+    rows = {row["what"]: row for row in found["rows"]}
+    assert found["adapter"] and rows["dispatches of a step"]["value"] == 2
+    assert rows["dispatches of a step"]["reached"]
+    assert "attention f32 1 at 511" in rows
+    assert "decode, f16 weights and KV, at 511" not in rows
+    result = CliRunner().invoke(table.main, [*map(str, words), "--seconds", "0"])
+    assert "left out" in result.output
 
 
 def test_model(tmp_path):
