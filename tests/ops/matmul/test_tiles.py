@@ -10,7 +10,14 @@ import torch
 
 from executorch_wgpu.ops.elementwise.formula import Formula, Line
 from executorch_wgpu.ops.matmul import gemm
-from executorch_wgpu.ops.matmul.gemm import MOST_SUMS, SHORT, TILE, TileConfig, best_parts
+from executorch_wgpu.ops.matmul.gemm import (
+    MOST_SUMS,
+    SHORT,
+    TILE,
+    UNSLICED,
+    TileConfig,
+    best_parts,
+)
 from executorch_wgpu.serialization.dispatch_list import DType
 
 from harness import Chain, assert_close
@@ -20,6 +27,7 @@ F32, F16 = DType.F32, DType.F16
 GATED = Formula((F32, F32, F32), (Line(F32, "({0} * {1} + {2})", (0, 1, 2)),))
 #: As many lanes as both factors have blocks, twice as many, a slot of both factors, idle lanes.
 CONFIGS = [
+    UNSLICED,
     TileConfig(16, 16, 8, 8, 16),
     TileConfig(16, 8, 8, 8, 16),
     TileConfig(8, 16, 8, 8, 16),

@@ -7,6 +7,7 @@ import torch
 from weights import arguments, random_weight
 
 from executorch_wgpu.backend.passes.make_linear import bias_arguments
+from executorch_wgpu.ops.matmul import gemm
 from executorch_wgpu.serialization.dispatch_list import DType
 
 from harness import Chain, assert_close
@@ -83,3 +84,13 @@ def test_subnormal_half_scales_are_exact(device):
     want = x.double() @ weight.dequantize().double().T
     assert want.abs().max() > 1
     assert_close(product(device, weight, x), want, abs_tol=1e-6, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("config", [gemm.TILE, gemm.UNSLICED], ids=["sliced", "unsliced"])
+@pytest.mark.parametrize("zeros", ["", "bytes", "offsets"])
+@pytest.mark.parametrize(("bits", "k", "group"), [(4, 101, 32), (4, 57, 1000), (8, 575, 128)])
+def test_many_rows_of_odd_sizes(device, monkeypatch, config, zeros, bits, k, group):
+    """Tiles past the last row, column and k."""
+    monkeypatch.setattr(gemm, "TILE", config)
+    monkeypatch.setattr(gemm, "MAX_SPLITS", 1)
+    check(device, random_weight(65, k, bits, group, zeros, torch.float16), 67)
