@@ -16,6 +16,7 @@ from torchao.quantization.granularity import PerGroup
 
 from executorch_wgpu.backend.preprocess import lower_program
 from executorch_wgpu.ops import registry, templates
+from executorch_wgpu.ops.matmul import gemm_matrix
 from executorch_wgpu.ops.sampling.operator import sample
 from executorch_wgpu.scripts.memory_model import problems_in
 from executorch_wgpu.scripts.operator_table import README, with_table
@@ -154,6 +155,26 @@ def long_range():
     return c.lower().program
 
 
+def matrix_products():
+    """Rows times a packed and a dense weight, with routes for matrix units, in tiles that fit into
+    the workgroup memory of WebGPU's default limits."""
+    small = gemm_matrix.MatrixConfig(bm=32, bn=64, sm=16, sn=32, bk=32)
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gemm_matrix, "TILES", dict.fromkeys(gemm_matrix.MODES, (small, small)))
+        for mode in gemm_matrix.MODES:
+            c = Chain()
+            c.chain.matrix_units = mode
+            x = c.input("x", (c.dim_of("M", 0, 1, 300), 256))
+            args = {"x": x, "formula": None, "operands": [], "pairs": False}
+            weight = c.constant(torch.zeros(512, 256))
+            c.output(
+                *c.call("wgpu.linear", args | {"weight": weight}, [(x.dtype, (x.shape[0], 512))])
+            )
+            found.append(c.lower().program)
+    return found
+
+
 def lowered_programs():
     S = torch.export.Dim("S", min=1, max=9)
     inputs = (
@@ -164,7 +185,7 @@ def lowered_programs():
     shapes = ({1: S}, {1: S}, {1: S})
     sampling = (torch.randn(1, 1, 77), torch.ones(1), torch.ones(1))
     found = [lower_program(exports.edge(Everything(), inputs, shapes)).program]
-    found += [long_products(), packed_product(), long_range()]
+    found += [long_products(), packed_product(), long_range(), *matrix_products()]
     found.append(lower_program(exports.edge(Quantized(), (torch.randn(3, 32),), ({0: S},))).program)
     for top_k in (0, 9):
         found.append(lower_program(exports.edge(Sampling(top_k), sampling)).program)
@@ -216,8 +237,8 @@ def test_shaders_hold_the_house_rules():
     for name in TEMPLATES:
         text = re.sub(r"\{#.*?#\}", "", (ROOT / "ops" / name).read_text(), flags=re.S)
         assert not re.search(r"^\s*(enable|requires|diagnostic)\b", text, flags=re.M), name
-        # Integer atomics, for two elements of 16 bits that share a word.
-        assert "atomic" not in text or name == "halves.wgsl", name
+        # Integer atomics, for two elements of 16 bits that share a word, and for a maximum.
+        assert "atomic" not in text or name in ("halves.wgsl", "matmul/matrix_rows.wgsl"), name
         code = re.sub(r"//.*", "", text)
         assert not re.search(r"\b(while|loop)\b\s*[({]", code), name
 

@@ -261,11 +261,13 @@ def test_processes_share_a_cache(tmp_path: Path) -> None:
 
 
 def test_a_broken_cache_is_no_harm(tmp_path: Path) -> None:
-    """A file that is no library, a folder that cannot be: the calls are made unguarded."""
-    assert finish(start(tmp_path))[1] == "1.0"
+    """A file that is no library is built again; in place of a folder that cannot be, one of the
+    process's own is used, or the calls are made unguarded."""
+    said = finish(start(tmp_path))
+    assert said[1] == "1.0"
     for path in guarded(tmp_path):
         path.write_bytes(b"not a library")
-    assert finish(start(tmp_path))[1:] == ["1.0", "NativeCalls"]
+    assert finish(start(tmp_path))[1:] == said[1:]
     blocked = tmp_path / "file"
     blocked.write_text("")
     assert finish(start(blocked / "cache"))[1] == "1.0"
